@@ -1,0 +1,52 @@
+"""The history that SPIN keeps for each request and layer."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SpinState:
+    """Histories of many requests or layers; `state_rows` says which of them a batch row uses.
+
+    Args:
+        vertical: (float32): [states, slots]; V, by position. Blocks instead of slots in A2.
+        diagonal: (float32): [states, offsets]; D, by distance from the query.
+        last_observed: (int64): [states, blocks]; step of the last observation, -1 for never.
+        steps: (int64): [states]; decode steps since the last reset.
+    """
+
+    vertical: Tensor
+    diagonal: Tensor
+    last_observed: Tensor
+    steps: Tensor
+
+    @classmethod
+    def zeros(
+        cls, num_states: int, *, num_positions: int, num_offsets: int, num_blocks: int
+    ) -> "SpinState":
+        """Make histories without an observation.
+
+        Args:
+            num_states: how many.
+            num_positions, num_offsets: sizes of V and D, in slots (in blocks for A2).
+            num_blocks: the largest number of blocks of a context.
+        """
+        return cls(
+            vertical=torch.zeros(num_states, num_positions),
+            diagonal=torch.zeros(num_states, num_offsets),
+            last_observed=torch.full((num_states, num_blocks), -1),
+            steps=torch.zeros(num_states, dtype=torch.int64),
+        )
+
+    def reset(self, state_rows: Tensor) -> None:
+        """Forget everything that these states observed; their next step is dense.
+
+        Args:
+            state_rows: (int64): [any].
+        """
+        self.vertical[state_rows] = 0.0
+        self.diagonal[state_rows] = 0.0
+        self.last_observed[state_rows] = -1
+        self.steps[state_rows] = 0

@@ -1,0 +1,1 @@
+"""The `spin-server` command: one file per subcommand."""

@@ -1,0 +1,46 @@
+"""The choices that may differ from request to request."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from spin_server.errors import InputError
+from spin_server.policy.ratio import Ratio
+
+ExplorationPolicy = Literal["random", "block_age", "staleness", "none"]
+
+EXPLORATION_POLICIES: tuple[ExplorationPolicy, ...] = get_args(ExplorationPolicy)
+DEFAULT_SPARSITY = Ratio.parse("sparsity", "0.30")
+DEFAULT_EXPLORATION = Ratio.parse("exploration", "0.05")
+DEFAULT_EMA_DECAY = Ratio.parse("ema_decay", "0.5")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One policy.
+
+    Args:
+        sparsity: target share of blocks to skip.
+        exploration: share of the kept budget spent on blocks outside the top-ranked set.
+        exploration_policy: which of those blocks to take.
+        ema_decay: share of history that an observation keeps, 0..1.
+        probe_period: every how many steps since a reset one step is dense; 0 for never.
+
+    Raises:
+        InputError: a value outside its domain.
+    """
+
+    sparsity: Ratio = DEFAULT_SPARSITY
+    exploration: Ratio = DEFAULT_EXPLORATION
+    exploration_policy: ExplorationPolicy = "random"
+    ema_decay: Ratio = DEFAULT_EMA_DECAY
+    probe_period: int = 0
+
+    def __post_init__(self) -> None:
+        if self.exploration_policy not in EXPLORATION_POLICIES:
+            raise InputError(
+                "exploration_policy",
+                f"one of {', '.join(EXPLORATION_POLICIES)}",
+                self.exploration_policy,
+            )
+        if self.probe_period < 0:
+            raise InputError("probe_period", "0 (never) or more", self.probe_period)
