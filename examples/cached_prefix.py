@@ -1,0 +1,72 @@
+"""Ask two questions about one long document; the second finds it in the prefix cache.
+
+Run `make serve`, then in another terminal: python examples/cached_prefix.py [--tokens 16000]
+Needs nothing but Python.
+"""
+
+import argparse
+import json
+import time
+import urllib.request
+
+
+def document(tokens: int, salt: str) -> str:
+    """Text of one token per character, as the tiny model's tokenizer counts."""
+    text = ""
+    while len(text) < tokens:
+        text += f"At {len(text)} the quick brown fox of run {salt} jumps over a lazy dog. "
+    return text[:tokens]
+
+
+def ask(url: str, model: str, prompt: str, max_tokens: int) -> None:
+    """Stream one completion and say when its first token came and what was cached."""
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    request = urllib.request.Request(
+        url + "/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    started, first, last = time.perf_counter(), None, None
+    with urllib.request.urlopen(request) as response:
+        for line in response:
+            data = line.decode().strip().removeprefix("data: ")
+            if not data or data == "[DONE]":
+                continue
+            event = json.loads(data)
+            if event["choices"]:
+                last = time.perf_counter()
+                first = first or last
+                print(event["choices"][0]["text"], end="", flush=True)
+            if event.get("usage"):
+                usage = event["usage"]
+    if first is None or last is None:
+        raise SystemExit("the server sent no token")
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    per_token = (last - first) / max(usage["completion_tokens"] - 1, 1)
+    print(
+        f"\n  prompt {usage['prompt_tokens']} tokens, {cached} of them cached; first token after "
+        f"{first - started:.2f} s, then {per_token * 1000:.1f} ms each\n"
+    )
+
+
+def main() -> None:
+    """Ask twice."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--tokens", type=int, default=16000, help="length of the document")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--salt", default=str(time.time_ns()), help="makes the document new")
+    args = parser.parse_args()
+    text = document(args.tokens, args.salt)
+    for question in (" What jumps?", " Over whom does it jump?"):
+        ask(args.url, args.model, text + question, args.max_tokens)
+
+
+if __name__ == "__main__":
+    main()

