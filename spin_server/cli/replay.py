@@ -146,4 +146,13 @@ def run(args: argparse.Namespace) -> int:
         trace.layers.tolist() if trace.multi_layer else None,
     )
     _write(args.out, json.dumps(report, allow_nan=False) + "\n")
+    if args.out is not None:
+        print(_summary(report))
     return 0
+
+
+def _summary(report: dict[str, Any]) -> str:
+    """One line for people; a mean over nothing is a dash."""
+    names = ("mean_miss", "p99_miss", "realized_sparsity", "effective_sparsity", "target_sparsity")
+    values = ((name, report[name]) for name in names)
+    return ", ".join(f"{n} {'-' if v is None else f'{v:.4f}'}" for n, v in values)

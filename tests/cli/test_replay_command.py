@@ -51,6 +51,15 @@ def test_defaults_keep_seventy_percent_after_a_dense_step(trace: Path) -> None:
     assert result["options"]["exploration"] == 0.05
 
 
+def test_summary_is_printed_when_the_result_goes_to_a_file(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(trace)
+    summary = capsys.readouterr().out
+    assert "realized_sparsity 0.2500, effective_sparsity 0.2188, target_sparsity 0.3000" in summary
+    assert summary.count("\n") == 1
+
+
 def test_result_goes_to_standard_output_by_default(
     trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,6 +56,24 @@ def test_cached_prefix_is_reported_in_whole_blocks(server: LiveServer, length: i
     assert warm["usage"]["prompt_tokens_details"]["cached_tokens"] == (length - 1) // 256 * 256
 
 
+def test_shortest_prompts_are_served_beside_a_long_decode(server: LiveServer) -> None:
+    # Prompts of two and three tokens have no compressed slot: vLLM's own indexer stops there.
+    def ask(n: int) -> str:
+        answer = server.complete("ab?"[:n], max_tokens=3)
+        assert answer["usage"]["prompt_tokens"] == n
+        return str(answer["choices"][0]["text"])
+
+    expected = {n: ask(n) for n in (1, 2, 3)}
+    body = {"prompt": text(2500, seed=9), "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with server.open("/v1/completions", body) as long_decode:
+        long_decode.readline()
+        for n in (2, 3, 1, 2):
+            assert ask(n) == expected[n]
+        assert b"[DONE]" not in long_decode.read1(), "the long decode ended too early to matter"
+        assert b"[DONE]" in long_decode.read()
+    assert server.healthy()
+
+
 def test_wrong_request_is_refused_and_the_server_goes_on(server: LiveServer) -> None:
     for body, code in (({"prompt": "x", "max_tokens": -1}, 400), ({"prompt": "x" * 40_000}, 400)):
         with pytest.raises(urllib.error.HTTPError) as caught:

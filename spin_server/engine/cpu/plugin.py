@@ -1,4 +1,4 @@
-"""The `spin_cpu` plugin: three shims that let vLLM 0.32.0 serve DeepSeek-V4 on a CPU.
+"""The `spin_cpu` plugin: what lets vLLM 0.32.0 serve DeepSeek-V4 on a CPU.
 
 vLLM calls `register` in the front end, in the engine core and in every worker. It does nothing
 where the platform is not a CPU.
@@ -74,6 +74,7 @@ def _extend_kernel_overrides(platform: Any) -> None:
 
             register_kernels(OVERRIDES)
         _complete_tile_scheduler()
+        _allow_prefill_without_slots()
         _speed_up_prefill()
 
     platform.register_triton_kernel_overrides = classmethod(register_triton_kernel_overrides)
@@ -100,6 +101,43 @@ def _complete_tile_scheduler() -> None:
         return dict.fromkeys(keys)
 
     DeepseekV4CPUSparseSWAMetadataBuilder.build_tile_scheduler = build_tile_scheduler
+
+
+def _allow_prefill_without_slots() -> None:
+    """Give prefill steps of two or three tokens the one chunk that the indexer expects.
+
+    So short a prompt has no compressed slot, and vLLM then builds no chunk. Alone that does no
+    harm, since the indexer is not called; beside a decode of over 2,052 tokens it is, and its
+    assertion ends the engine. Source: vllm/v1/attention/backends/mla/indexer.py (build skips a
+    chunk without slots), vllm/model_executor/layers/sparse_attn_indexer.py (forward_cpu asserts
+    that there is one).
+    """
+    from vllm.models.deepseek_v4.cpu.cpu_mla import DeepseekV4CPUIndexerMetadataBuilder
+    from vllm.v1.attention.backends.mla.indexer import DeepseekV32IndexerPrefillChunkMetadata
+
+    original = DeepseekV4CPUIndexerMetadataBuilder.build
+
+    def build(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        metadata = original(self, *arguments, **keywords)
+        if metadata.prefill is not None and not metadata.prefill.chunks:
+            nothing = torch.empty(0, dtype=torch.int32)
+            metadata.prefill.chunks.append(
+                DeepseekV32IndexerPrefillChunkMetadata(
+                    block_table=nothing,
+                    cu_seqlen_ks=nothing,
+                    cu_seqlen_ke=nothing,
+                    cu_seq_lens=nothing,
+                    token_to_seq=nothing,
+                    total_seq_lens=0,
+                    token_start=metadata.num_decode_tokens,
+                    token_end=metadata.num_decode_tokens,
+                    num_reqs=0,
+                    local_total_seq_lens=0,
+                )
+            )
+        return metadata
+
+    DeepseekV4CPUIndexerMetadataBuilder.build = build
 
 
 def _speed_up_prefill() -> None:

@@ -33,9 +33,9 @@ def paged_mqa_logits_gemm(
     """Score each row's slots as fp8_paged_mqa_logits_cpu does, for many rows per request.
 
     Neighbouring rows with the same pages are scored together, and each such group decodes its keys
-    anew: a group of a few rows is faster with vLLM's operator. Besides the result this holds at
-    most 20 MiB (20,971,520 bytes; up to 512 heads of size 128, pages of up to 16,384 slots) and one
-    byte per row and page.
+    anew: where its rows times heads are fewer than about 24, vLLM's operator is faster. Besides the
+    result this holds at most 20 MiB (20,971,520 bytes; for up to 512 heads of size 128, and pages
+    of up to 16,384 slots) and one byte per row and page.
 
     Args:
         q (float8_e4m3fn): [rows, heads, head_size]
