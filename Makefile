@@ -30,7 +30,7 @@ help: ## list the targets
 setup: $(READY) ## prepare .venv with the CPU engine and spin-server
 
 $(ENGINE): requirements/cpu.txt requirements/dev.txt
-	@test -n "$(PYTHON)" || { echo "make: expected Python 3.11, 3.12 or 3.13, found none;" \
+	@command -v "$(or $(PYTHON),none)" >/dev/null || { echo "make: expected Python 3.11, 3.12 or 3.13, found '$(PYTHON)';" \
 		"install one or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; v = "%d.%d" % sys.version_info[:2]; sys.exit(None \
 		if (3, 11) <= sys.version_info < (3, 14) else \
@@ -61,6 +61,9 @@ test: $(READY) ## run every test that needs no GPU
 
 .PHONY: test-gpu
 test-gpu: ## run the tests that need a GPU, in an environment with spin-server[cuda,dev]
+	@python -c 'import pytest, spin_server, torch; assert torch.cuda.is_available()' 2>/dev/null || { \
+		echo "make: expected a Python with spin-server[cuda,dev] and a GPU, found neither or one" >&2; \
+		exit 1; }
 	@python -m pytest -m gpu
 
 .PHONY: check

@@ -32,7 +32,11 @@ def ask(url: str, model: str, prompt: str, max_tokens: int) -> None:
         url + "/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )
     started, first, last = time.perf_counter(), None, None
-    with urllib.request.urlopen(request) as response:
+    try:
+        response = urllib.request.urlopen(request)
+    except OSError as error:
+        raise SystemExit(f"no answer from {url}: {error}; is `make serve` running?") from None
+    with response:
         for line in response:
             data = line.decode().strip().removeprefix("data: ")
             if not data or data == "[DONE]":

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,6 +19,8 @@ from spin_server.policy.policy import (
 )
 from spin_server.policy.ratio import Ratio
 
+# Far above any context, and far below where int64 arithmetic or a table's width overflows.
+_LARGEST = 2**20
 Subparsers = Any  # argparse names the type privately
 
 
@@ -68,7 +71,7 @@ def _read_budgets(path: Path) -> list[int] | None:
         budgets = json.loads(path.read_bytes())
     except OSError as error:
         raise InputError(f"--budgets {path}", "a readable file", error.strerror) from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"--budgets {path}", expected, f"no JSON ({error})") from None
     if budgets is None:
         return None
@@ -82,18 +85,25 @@ def _read_budgets(path: Path) -> list[int] | None:
 
 
 def _write(path: Path | None, text: str) -> None:
-    """Write the whole result or nothing."""
+    """Write the whole result or nothing; devices, pipes and links are written through."""
     if path is None:
         sys.stdout.write(text)
         return
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial: Path | None = None
     try:
+        target = path.resolve()
+        if target.exists() and not target.is_file():
+            target.write_text(text)
+            return
+        partial = target.with_name(f".spin-{os.getpid()}.partial")
         partial.write_text(text)
-        partial.replace(path)
-    except OSError as error:
-        raise InputError(f"--out {path}", "a writable file", error.strerror) from None
-    finally:
-        partial.unlink(missing_ok=True)
+        partial.replace(target)
+    except (OSError, ValueError) as error:
+        if partial is not None:
+            with suppress(OSError):
+                partial.unlink()
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"--out {path}", "a writable file", reason) from None
 
 
 def run(args: argparse.Namespace) -> int:
@@ -104,6 +114,10 @@ def run(args: argparse.Namespace) -> int:
 
     if args.probe_period is not None and args.probe_period < 1:
         raise InputError("--probe-period", "at least 1", args.probe_period)
+    for name in ("block_size", "top_k", "probe_period"):
+        if (getattr(args, name) or 0) > _LARGEST:
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(option, f"at most {_LARGEST}", getattr(args, name))
     if args.exploration is None:
         args.exploration = "0" if args.variant == "A0" else str(DEFAULT_EXPLORATION)
     policy = Policy(

@@ -34,38 +34,50 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         SpinError: what cannot be served, with the reason.
     """
-    if not argv or argv[0] in ("-h", "--help"):
+    if argv and argv[0] in ("-h", "--help"):
         print(_HELP, end="")
         return OK
+    if not argv or (argv[0].startswith("-") and not argv[0].startswith("--help=")):
+        raise InputError("serve", f"MODEL first: {_USAGE}", argv[0] if argv else "nothing")
     model, rest = argv[0], list(argv[1:])
-    if model.startswith("-") and not model.startswith("--help="):
-        raise InputError("serve", f"MODEL first: {_USAGE}", model)
 
-    from spin_server.engine import preflight
-    from spin_server.engine.model_support import indexer_geometry, read_local_config
+    from spin_server.engine.lifetime import stop_on_signals_during_start
     from spin_server.engine.versions import installed_vllm
 
+    stop_on_signals_during_start()
     installed_vllm()
     if model.startswith("--help="):
         return _vllm_help(model)
-    config = read_local_config(model)
-    # A folder is judged at once; a name only when vLLM has looked it up.
-    if config is not None and "--hf-overrides" not in rest:
-        indexer_geometry(config)
-    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    early.add_argument("--host", default="127.0.0.1")
-    early.add_argument("--port", type=int, default=8000)
-    early.add_argument("--uds")
-    try:
-        address, _ = early.parse_known_args(rest)
-    except argparse.ArgumentError as error:
-        raise InputError("serve", "vLLM's own arguments", error) from None
-    if address.uds is None:
-        preflight.check_port(address.host, address.port)
+    _refuse_early(model, rest)
 
     from spin_server.engine.server import serve
 
     return OK if serve(model, rest) else ENGINE_DIED
+
+
+def _refuse_early(model: str, rest: Sequence[str]) -> None:
+    """Say in a second what vLLM, once imported, would let us say in ten.
+
+    The server checks all of this again with every argument parsed; here, arguments that may
+    change the answer merely put it off.
+    """
+    from spin_server.engine import preflight
+    from spin_server.engine.model_support import indexer_geometry, read_local_config
+
+    names = {argument.split("=")[0].split(".")[0].replace("_", "-") for argument in rest}
+    config = read_local_config(model)
+    if config is not None and not names & {"--config", "--hf-overrides", "--hf-config-path"}:
+        indexer_geometry(config)
+    if names & {"--config", "--uds"}:
+        return
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    early.add_argument("--host", default="127.0.0.1")
+    early.add_argument("--port", type=int, default=8000)
+    try:
+        address, _ = early.parse_known_args(rest)
+    except argparse.ArgumentError as error:
+        raise InputError("serve", "vLLM's own arguments", error) from None
+    preflight.check_port(address.host, address.port)
 
 
 def _vllm_help(flag: str) -> int:

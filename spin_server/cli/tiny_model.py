@@ -34,8 +34,8 @@ def run(args: argparse.Namespace) -> int:
     from spin_server.tiny_model.checkpoint import write_checkpoint
     from spin_server.tiny_model.config import parse_override, tiny_config
 
-    if args.seed < 0:
-        raise InputError("--seed", "0 or more", args.seed)
+    if not 0 <= args.seed < 2**63:
+        raise InputError("--seed", "0 to 2**63 - 1", args.seed)
     config = tiny_config(dict(parse_override(text) for text in args.set))
     written = write_checkpoint(args.folder, config, args.seed)
     print(f"{args.folder}: {'written' if written else 'already there'}")

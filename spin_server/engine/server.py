@@ -5,7 +5,6 @@ import asyncio
 import logging
 import os
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -56,17 +55,14 @@ def serve(model: str, vllm_arguments: Sequence[str]) -> bool:
     _require("the front end", required, presence.active_plugins())
 
     args = _parse(model, vllm_arguments, on_cpu=on_cpu)
+    if not args.uds:
+        preflight.check_port(args.host or "", args.port)
     if on_cpu:
         preflight.check_memory(args.model, args.kv_cache_memory_bytes)
 
     import uvloop
 
-    # Once it is up, vLLM's server handles signals itself.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        survived: bool = uvloop.run(_serve(args, required, started))
-    except KeyboardInterrupt:
-        return True
+    survived: bool = uvloop.run(_serve(args, required, started))
     return survived
 
 
@@ -153,8 +149,10 @@ async def _verify(engine_client: Any, required: Sequence[str]) -> int:
     try:
         cores = await engine_client.engine_core.call_utility_all_async("spin_plugins")
     except Exception as error:  # vLLM raises a bare Exception for a method that does not exist
-        logger.debug("engine core: %s", error)
-        cores = [[]]
+        raise StartupError(
+            f"engine core: expected vLLM plugins {', '.join(required)} to be active, but it does "
+            f"not answer for them ({_in_one_line(error)})"
+        ) from error
     for index, active in enumerate(cores):
         _require(f"engine core {index}", required, active)
     reports = await engine_client.collective_rpc("spin_presence")

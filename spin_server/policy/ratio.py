@@ -5,13 +5,17 @@ block: 1 - 0.7 in float64 is a little over 0.3, so ten blocks would keep four in
 three. A ratio is therefore a whole number of billionths, which an int32 tensor holds.
 """
 
+import re
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
+from fractions import Fraction
 
 from spin_server.errors import InputError
 
 BILLION = 1_000_000_000
 DECIMALS = 9
+# Digits and exponents are bounded: the exact value of 1e-999999999 would take all memory.
+_NUMBER = re.compile(r"[+-]?(\d{1,64}(\.\d{0,64})?|\.\d{1,64})([eE][+-]?\d{1,3})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -35,16 +39,16 @@ class Ratio:
         Raises:
             InputError: not a number, outside 0..1, or with more than 9 decimals.
         """
-        try:
-            number = Decimal(str(value).strip())
-        except InvalidOperation:
-            raise InputError(name, "a number from 0 to 1", repr(value)) from None
-        if not number.is_finite() or not 0 <= number <= 1:
+        text = str(value).strip()
+        if not _NUMBER.fullmatch(text):
+            raise InputError(name, "a number from 0 to 1", repr(value))
+        number = Fraction(Decimal(text))  # exact, however many digits there are
+        if not 0 <= number <= 1:
             raise InputError(name, "a number from 0 to 1", value)
         scaled = number * BILLION
-        if scaled != int(scaled):
+        if scaled.denominator != 1:
             raise InputError(name, f"at most {DECIMALS} decimals", value)
-        return cls(int(scaled))
+        return cls(scaled.numerator)
 
     def __float__(self) -> float:
         return self.billionths / BILLION

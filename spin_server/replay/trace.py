@@ -1,6 +1,7 @@
 """A recorded trace: the dense indexer scores of one conversation, step by step."""
 
 import logging
+import lzma
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -118,6 +119,13 @@ def load_trace(path: Path) -> Trace:
     )
 
 
+# What NumPy and zipfile raise on a damaged or hostile archive.
+_DAMAGE = (
+    *(ValueError, EOFError, KeyError, TypeError, AttributeError, OverflowError, MemoryError),
+    *(RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+)
+
+
 def _read(path: Path) -> dict[str, NDArray[Any]]:
     expected = "a NumPy .npz archive of plain arrays"
     try:
@@ -125,13 +133,27 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
             archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise InputError(str(path), expected, "a single array")
-            return {key: archive[key] for key in archive.files}
+            return {key: _read_array(path, archive, key) for key in archive.files}
     except InputError:
         raise
     except OSError as error:
         raise InputError(str(path), expected, error.strerror or error) from None
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, TypeError, KeyError) as error:
-        raise InputError(str(path), expected, f"a file that cannot be read ({error})") from None
+    except _DAMAGE as error:
+        raise InputError(str(path), expected, _damage(error)) from None
+
+
+def _read_array(path: Path, archive: Any, key: str) -> NDArray[Any]:
+    try:
+        array = archive[key]
+    except _DAMAGE as error:
+        raise InputError(f"{path}: {key}", "a plain array", _damage(error)) from None
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"{path}: {key}", "a plain array", "something else")
+    return array
+
+
+def _damage(error: BaseException) -> str:
+    return " ".join(f"what cannot be read ({error or type(error).__name__})".split())
 
 
 def _scalar(path: Path, arrays: dict[str, NDArray[Any]], key: str) -> int:

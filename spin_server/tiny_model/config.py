@@ -62,6 +62,16 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
+_KINDS = {
+    int: "a whole number, 0 or more",
+    float: "a number",
+    bool: "true or false",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}
+
+
 def tiny_config(overrides: dict[str, Any]) -> dict[str, Any]:
     """Build the config, with some entries replaced.
 
@@ -71,6 +81,11 @@ def tiny_config(overrides: dict[str, Any]) -> dict[str, Any]:
     for key in overrides:
         if key not in _DEFAULTS:
             raise InputError(f"--set {key}", "an entry of the tiny model's config.json", key)
+        expected, got = type(_DEFAULTS[key]), overrides[key]
+        if expected is float and type(got) is int:
+            got = float(got)
+        if type(got) is not expected or (expected is int and not 0 <= got < 2**31):
+            raise InputError(f"--set {key}", f"{_KINDS[expected]}", repr(got))
     config = {**_DEFAULTS, **overrides}
     layers = config["num_hidden_layers"] + config["num_nextn_predict_layers"]
     ratios = config["compress_ratios"]

@@ -65,6 +65,32 @@ def test_batch_order_does_not_matter() -> None:
     assert forward == backward[::-1]
 
 
+def test_draft_rows_of_several_requests_choose_as_they_do_alone() -> None:
+    def choose(requests: list[int]) -> list[list[list[int]]]:
+        count = len(requests)
+        state = SpinState.zeros(count, num_positions=SLOTS, num_offsets=99, num_blocks=SLOTS // 4)
+        state.steps.fill_(1)  # not dense
+        for row, request in enumerate(requests):
+            generator = torch.Generator().manual_seed(request)
+            state.vertical[row] = torch.randn(SLOTS, generator=generator)
+        slots = torch.tensor([[60 + 3 * r, 61 + 3 * r, 64 + 3 * r] for r in requests])
+        inputs = StepInputs(
+            state_rows=torch.arange(count),
+            query_positions=slots,
+            num_slots=slots,
+            request_keys=torch.tensor([100 + r for r in requests]),
+            layers=torch.zeros(count, dtype=torch.int64),
+            diagonal_positions=slots,
+        )
+        policies = PolicyRows.of([POLICIES[r] for r in requests])
+        plan = plan_step(OPTIONS, policies, state, inputs, width=SLOTS // 4)
+        return [[row.nonzero()[:, 0].tolist() for row in rows > 0] for rows in plan.outcomes]
+
+    together = choose([0, 1, 3])
+    assert together == [choose([0])[0], choose([1])[0], choose([3])[0]]
+    assert together[0][0] != together[0][2]
+
+
 def test_reset_makes_the_next_step_dense_and_forgets_everything() -> None:
     state = SpinState.zeros(2, num_positions=4, num_offsets=4, num_blocks=1)
     for tensor in (state.vertical, state.diagonal, state.last_observed, state.steps):

@@ -1,6 +1,8 @@
 """The replay command: options in, one JSON file or one line of error out."""
 
 import json
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +120,7 @@ def test_null_budgets_are_no_budgets(trace: Path) -> None:
     ("options", "message"),
     [
         (["--sparsity", "1.5"], "--sparsity: expected a number from 0 to 1, got 1.5"),
-        (["--sparsity", "nan"], "--sparsity: expected a number from 0 to 1, got nan"),
+        (["--sparsity", "nan"], "--sparsity: expected a number from 0 to 1, got 'nan'"),
         (["--sparsity", "half"], "--sparsity: expected a number from 0 to 1, got 'half'"),
         (["--exploration", "-0.1"], "--exploration: expected a number from 0 to 1"),
         (["--ema-decay", "2"], "--ema-decay: expected a number from 0 to 1"),
@@ -129,6 +131,11 @@ def test_null_budgets_are_no_budgets(trace: Path) -> None:
         (["--probe-period", "0"], "--probe-period: expected at least 1, got 0"),
         (["--budgets", "missing.json"], "--budgets missing.json: expected a readable file"),
         (["--out", "/nowhere/result.json"], "--out /nowhere/result.json: expected a writable file"),
+        (["--out", "/"], "--out /: expected a writable file"),
+        (["--out", "x" * 300], "--out xxx"),
+        (["--top-k", "9" * 23], "--top-k: expected at most 1048576"),
+        (["--block-size", str(2**63)], "--block-size: expected at most 1048576"),
+        (["--probe-period", "9" * 23], "--probe-period: expected at most 1048576"),
     ],
 )
 def test_bad_option_is_one_line_and_status_2(
@@ -150,6 +157,7 @@ def test_bad_option_is_one_line_and_status_2(
         ("[-1]", "got -1 at step 0"),
         ("[1, 2]", "expected one block budget per step (8), got 2 entries"),
         ("[", "got no JSON"),
+        ("[" + "9" * 5000 + "]", "got no JSON"),
     ],
 )
 def test_bad_budgets_are_named(
@@ -159,6 +167,46 @@ def test_bad_budgets_are_named(
     budgets.write_text(content)
     assert main(["replay", str(trace), "--budgets", str(budgets)]) == 2
     assert got in capsys.readouterr().err
+
+
+def test_pipe_is_written_through_and_stays_a_pipe(trace: Path) -> None:
+    pipe = trace.with_name("pipe")
+    os.mkfifo(pipe)
+    received: list[str] = []
+    reader = threading.Thread(target=lambda: received.append(pipe.read_text()))
+    reader.start()
+    assert main(["replay", str(trace), "--out", str(pipe)]) == 0
+    reader.join(30)
+    assert len(json.loads(received[0])["steps"]) == 8
+    assert pipe.is_fifo()
+
+
+def test_link_is_followed(trace: Path) -> None:
+    target, link = trace.with_name("target.json"), trace.with_name("link.json")
+    link.symlink_to(target)
+    assert main(["replay", str(trace), "--out", str(link)]) == 0
+    assert link.is_symlink()
+    assert len(json.loads(target.read_text())["steps"]) == 8
+
+
+def test_miss_curve_is_what_a_replay_at_that_budget_misses(trace: Path) -> None:
+    # Two rows with different queries: the curve is row 0's.
+    arrays = dict(np.load(trace))
+    rng = np.random.default_rng(5)
+    arrays["scores"] = rng.standard_normal((8, 2, 1024), np.float32)
+    arrays["query_positions"] = arrays["query_positions"] + np.array([[0, 40]])
+    arrays["context_slots"] = np.full((8, 2), 1024)
+    arrays["accepted"] = np.ones(8, np.int64)
+    np.savez(trace, **arrays)
+    options = ("--exploration", "0", "--top-k", "64", "--mask", "row0", "--sparsity", "0.4")
+    curve = run(trace, *options, "--probe-period", "5")["steps"][5]["miss_curve"]
+    budgets = trace.with_name("budgets.json")
+    for budget in range(2, 17):
+        budgets.write_text(json.dumps([10] * 5 + [budget] * 3))
+        step = run(trace, *options, "--budgets", str(budgets))["steps"][5]
+        assert step["scored_blocks"] == budget
+        assert step["miss"][0] == curve[budget - 1], budget
+    assert len(set(curve)) > 5
 
 
 def test_failed_replay_leaves_an_earlier_result_alone(

@@ -4,9 +4,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
+import torch
 
+from spin_server.engine.cpu import plugin
 from spin_server.tiny_model.checkpoint import write_checkpoint
 from spin_server.tiny_model.config import tiny_config
 
@@ -44,6 +48,23 @@ result["decode_is_prefill"] = plugin._rows_share_requests(rows.repeat(32, 1))
 result["prefill_is_prefill"] = plugin._rows_share_requests(rows.repeat_interleave(32, 0))
 print("RESULT", json.dumps(result))
 """
+
+
+def test_only_deepseek_v4_is_told_that_amx_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Platform:
+        answers: ClassVar[list[bool]] = []
+
+        @classmethod
+        def check_and_update_config(cls, vllm_config: object) -> None:
+            cls.answers.append(torch.cpu._is_amx_tile_supported())
+
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    plugin._keep_chunked_prefill(Platform)
+    for model_type in ("llama", "deepseek_v4"):
+        model = SimpleNamespace(hf_config=SimpleNamespace(model_type=model_type))
+        Platform.check_and_update_config(SimpleNamespace(model_config=model))
+    Platform.check_and_update_config(SimpleNamespace(model_config=None))
+    assert Platform.answers == [False, True, False]
 
 
 @pytest.fixture(scope="module")

@@ -37,13 +37,30 @@ def test_number_that_is_no_port_is_refused(port: int) -> None:
 
 
 def test_too_little_memory_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(bytes(2**20))
     gib = 2**30
-    memory = SimpleNamespace(available=4 * gib)
+    with (tmp_path / "model.safetensors").open("wb") as weights:
+        weights.truncate(gib)  # a hole: no disk is used
+    memory = SimpleNamespace(available=5 * gib)
     monkeypatch.setattr(preflight.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(preflight, "_CGROUP", tmp_path / "none")
     preflight.check_memory(str(tmp_path), gib)
-    with pytest.raises(StartupError, match=r"expected 5\.3 GiB available .* got 4\.0 GiB"):
-        preflight.check_memory(str(tmp_path), 3 * gib)
+    with pytest.raises(StartupError, match=r"expected 5\.5 GiB .*1\.0 weights.* got 5\.0 GiB"):
+        preflight.check_memory(str(tmp_path), 2 * gib)
+
+
+def test_containers_memory_limit_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gib = 2**30
+    memory = SimpleNamespace(available=64 * gib)
+    monkeypatch.setattr(preflight.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(preflight, "_CGROUP", tmp_path)
+    (tmp_path / "memory.max").write_text(f"{6 * gib}\n")
+    (tmp_path / "memory.current").write_text(f"{4 * gib}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {gib}\n")
+    preflight.check_memory(str(tmp_path), gib // 2)
+    with pytest.raises(StartupError, match=r"got 3\.0 GiB"):
+        preflight.check_memory(str(tmp_path), gib)
+    (tmp_path / "memory.max").write_text("max\n")
+    preflight.check_memory(str(tmp_path), gib)
 
 
 def test_cpu_without_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,25 @@ def test_draw_is_philox() -> None:
     assert counter_draw(key, zero, zero, num_blocks=1, seed=0).item() == 0x6627E8D5
 
 
+def test_draw_uses_every_bit_of_layer_position_and_key() -> None:
+    def draw(key: int, position: int, layer: int) -> int:
+        return int(
+            counter_draw(
+                torch.tensor([key]),
+                torch.tensor([position]),
+                torch.tensor([layer]),
+                num_blocks=1,
+                seed=0,
+            )
+        )
+
+    words = [draw(0, 0, 0)]
+    words += [draw(1 << bit, 0, 0) for bit in (0, 31, 32, 62)]
+    words += [draw(0, 1 << bit, 0) for bit in (0, 31, 32, 62)]
+    words += [draw(0, 0, 1 << bit) for bit in (0, 8, 31)]
+    assert len(set(words)) == len(words)
+
+
 def test_update_is_rounded_once_per_operation_and_skips_what_is_not_finite() -> None:
     vertical, diagonal = torch.zeros(2, 8), torch.zeros(2, 9)
     vertical[1, 4:8] = torch.tensor([1.0, 1.0, 1.0, 1.0])

@@ -24,7 +24,13 @@ def test_decimal_is_read_exactly(value: str | float | Decimal, billionths: int) 
     assert Ratio.parse("share", value).billionths == billionths
 
 
-@pytest.mark.parametrize("value", ["", "x", "nan", "inf", "-0.1", "1.000000001", "1e-10", "0.1.2"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("", "x", "nan", "inf", "-0.1", "1.000000001", "1e-10", "0.1.2", "1e9"),
+        *("0.3_0", "٠.٣", "1e-99999", "0.3" + "0" * 35 + "1"),
+    ],
+)
 def test_what_is_no_share_is_refused(value: str) -> None:
     with pytest.raises(InputError, match="share: expected"):
         Ratio.parse("share", value)

@@ -1,5 +1,6 @@
 """A bad trace gets one error that names the key, what was expected and what came."""
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def good(**changes: Any) -> dict[str, Any]:
             {"scores": np.zeros((2, 3, 2, 10), np.float32), "layers": np.array([1])},
             "layers: expected int64 [layers] = [2], got [1]",
         ),
-        ({"accepted": np.array([None, 1, 2])}, "a NumPy .npz archive of plain arrays"),
+        ({"accepted": np.array([None, 1, 2])}, "accepted: expected a plain array, got what cannot"),
     ],
 )
 def test_wrong_array_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -75,6 +76,23 @@ def test_truncated_archive_is_named(tmp_path: Path) -> None:
     )
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(InputError, match=r"trace\.npz: expected a NumPy"):
+        load_trace(path)
+
+
+def test_members_that_are_no_arrays_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "trace.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("scores", b"no array")
+    with pytest.raises(InputError, match="scores: expected a plain array"):
+        load_trace(path)
+
+
+def test_header_that_asks_for_all_memory_is_named(tmp_path: Path) -> None:
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (9999999999999,)}".ljust(117)
+    path = tmp_path / "trace.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("scores.npy", b"\x93NUMPY\x01\x00\x76\x00" + header + b"\n")
+    with pytest.raises(InputError, match="scores: expected a plain array"):
         load_trace(path)
 
 

@@ -1,11 +1,13 @@
 """What happens when something dies or does not load."""
 
+import signal
 import threading
 import time
 import urllib.error
 from pathlib import Path
 
 import live_server
+import psutil
 import pytest
 
 
@@ -33,6 +35,42 @@ def test_killed_process_gives_clients_an_error_and_the_launcher_status_1(
         outcome[0].close()
         assert server.process.wait(60) == 1
     assert "the engine died" in (tmp_path / "log").read_text()
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return psutil.wait_procs(processes, timeout=30)[1]
+
+
+def test_killed_launcher_takes_its_engine_along(tiny_model: Path, tmp_path: Path) -> None:
+    with live_server.running(tiny_model, tmp_path / "log", "--max-model-len", "8192") as server:
+        engine = psutil.Process(server.process.pid).children(recursive=True)
+        assert len(engine) >= 2
+        server.process.kill()
+        assert not alive(engine)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
+@pytest.mark.parametrize(
+    "when", [b"", b"Resolved architecture", b"Initializing a V1 LLM engine", b"Loading weights"]
+)
+def test_signal_during_start_stops_everything_with_status_0(
+    tiny_model: Path, tmp_path: Path, number: signal.Signals, when: bytes
+) -> None:
+    server = live_server.start(tiny_model, tmp_path / "log", "--max-model-len", "8192")
+    try:
+        time.sleep(1.5)  # Python itself is up
+        deadline = time.monotonic() + live_server.START_SECONDS
+        while when not in server.log.read_bytes():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        engine = psutil.Process(server.process.pid).children(recursive=True)
+        server.process.send_signal(number)
+        assert server.process.wait(30) == 0
+        assert not alive(engine)
+    finally:
+        live_server.stop(server)
+    assert "before it was ready" in server.log.read_text()
+    assert "Traceback" not in server.log.read_text()
 
 
 def test_requested_stop_is_status_0(tiny_model: Path, tmp_path: Path) -> None:

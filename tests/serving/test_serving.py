@@ -74,6 +74,25 @@ def test_shortest_prompts_are_served_beside_a_long_decode(server: LiveServer) ->
     assert server.healthy()
 
 
+@pytest.mark.parametrize("last", ["a", "ab", "abc", "abcd"])
+def test_shortest_prompts_are_served_in_a_step_with_a_long_one(
+    server: LiveServer, last: str
+) -> None:
+    # The long prompt's last chunk and the short ones' first share a step.
+    prompts = [text(2500 + len(last), seed=7), "xy", text(700, seed=8), last]
+    answer = server.post("/v1/completions", {"prompt": prompts, "max_tokens": 2, "temperature": 0})
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+
+
+def test_mixed_short_and_long_prompts_leave_it_healthy(server: LiveServer) -> None:
+    lengths = [n for i in range(8) for n in (1 + i % 6, 2600 + 300 * i, 2, 3)]
+    prompts = [text(n, seed=i) for i, n in enumerate(lengths)]
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda p: server.complete(p, max_tokens=3), prompts))
+    assert [answer["usage"]["prompt_tokens"] for answer in answers] == lengths
+    assert server.healthy()
+
+
 def test_wrong_request_is_refused_and_the_server_goes_on(server: LiveServer) -> None:
     for body, code in (({"prompt": "x", "max_tokens": -1}, 400), ({"prompt": "x" * 40_000}, 400)):
         with pytest.raises(urllib.error.HTTPError) as caught:

@@ -1,5 +1,6 @@
 """The tiny model: reproducible, loadable elsewhere, and careful with folders."""
 
+import concurrent.futures
 import json
 from pathlib import Path
 
@@ -27,7 +28,26 @@ def test_written_model_is_kept_and_another_recipe_replaces_it(tmp_path: Path) ->
     assert write_checkpoint(folder, tiny_config({"index_n_heads": 8}), 0)
     weights = load_file(folder / "model.safetensors")
     assert weights["layers.1.attn.indexer.wq_b.weight"].shape == (8 * 128, 64)
-    assert [p.name for p in tmp_path.iterdir()] == ["tiny"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".tiny.lock", "tiny"]
+
+
+def test_damaged_model_is_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    for damage in ("model.safetensors", "tokenizer.json"):
+        write_checkpoint(folder, tiny_config({}), 0)
+        (folder / damage).unlink()
+        assert write_checkpoint(folder, tiny_config({}), 0)
+        assert (folder / damage).is_file()
+    (folder / "model.safetensors").write_bytes(b"short")
+    assert write_checkpoint(folder, tiny_config({}), 0)
+    assert not write_checkpoint(folder, tiny_config({}), 0)
+
+
+def test_two_at_once_write_one_model(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        written = list(pool.map(lambda _: write_checkpoint(folder, tiny_config({}), 0), range(4)))
+    assert written.count(True) == 1
 
 
 def test_someone_elses_folder_is_left_alone(
@@ -46,7 +66,12 @@ def test_someone_elses_folder_is_left_alone(
         (["--set", "index_n_heads"], "--set: expected KEY=JSON"),
         (["--set", "index_n_heads=many"], "--set: expected KEY=JSON"),
         (["--set", "num_hidden_layers=5"], "compress_ratios: expected 6 entries"),
-        (["--seed", "-1"], "--seed: expected 0 or more"),
+        (["--seed", "-1"], "--seed: expected 0 to 2**63 - 1"),
+        (["--seed", "9" * 23], "--seed: expected 0 to 2**63 - 1"),
+        (["--set", "hidden_size=-1"], "--set hidden_size: expected a whole number, 0 or more"),
+        (["--set", 'vocab_size="x"'], "--set vocab_size: expected a whole number"),
+        (["--set", "num_hidden_layers=null"], "--set num_hidden_layers: expected a whole"),
+        (["--set", "num_hidden_layers=true"], "--set num_hidden_layers: expected a whole"),
     ],
 )
 def test_bad_option_is_one_line(

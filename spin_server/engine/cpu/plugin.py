@@ -28,6 +28,9 @@ def register() -> None:
         return
     from vllm.platforms.cpu import CpuPlatform
 
+    from spin_server.engine.lifetime import die_with_parent
+
+    die_with_parent()
     _keep_chunked_prefill(CpuPlatform)
     _extend_kernel_overrides(CpuPlatform)
     mark_active(NAME)
@@ -74,7 +77,7 @@ def _extend_kernel_overrides(platform: Any) -> None:
 
             register_kernels(OVERRIDES)
         _complete_tile_scheduler()
-        _allow_prefill_without_slots()
+        _allow_prompts_without_slots()
         _speed_up_prefill()
 
     platform.register_triton_kernel_overrides = classmethod(register_triton_kernel_overrides)
@@ -103,14 +106,18 @@ def _complete_tile_scheduler() -> None:
     DeepseekV4CPUSparseSWAMetadataBuilder.build_tile_scheduler = build_tile_scheduler
 
 
-def _allow_prefill_without_slots() -> None:
-    """Give prefill steps of two or three tokens the one chunk that the indexer expects.
+def _allow_prompts_without_slots() -> None:
+    """Let prompts of two or three tokens share a step with long contexts.
 
-    So short a prompt has no compressed slot, and vLLM then builds no chunk. Alone that does no
-    harm, since the indexer is not called; beside a decode of over 2,052 tokens it is, and its
-    assertion ends the engine. Source: vllm/v1/attention/backends/mla/indexer.py (build skips a
-    chunk without slots), vllm/model_executor/layers/sparse_attn_indexer.py (forward_cpu asserts
-    that there is one).
+    So short a prompt has no compressed slot. That does no harm until a context of over 2,052 tokens
+    makes the step call the indexer. Where no prompt of the step has a slot, vLLM builds no chunk,
+    and the indexer's assertion ends the engine. Where the last one has none, its rows begin where
+    the chunk's keys end, so that the search for their request runs past the block table; one row
+    more, which rows of length zero never read, keeps it inside.
+
+    Source: vllm/v1/attention/backends/mla/indexer.py (build skips a chunk without slots),
+    vllm/model_executor/layers/sparse_attn_indexer.py (forward_cpu asserts that there is one, and
+    looks the rows' requests up in it).
     """
     from vllm.models.deepseek_v4.cpu.cpu_mla import DeepseekV4CPUIndexerMetadataBuilder
     from vllm.v1.attention.backends.mla.indexer import DeepseekV32IndexerPrefillChunkMetadata
@@ -119,7 +126,12 @@ def _allow_prefill_without_slots() -> None:
 
     def build(self: Any, *arguments: Any, **keywords: Any) -> Any:
         metadata = original(self, *arguments, **keywords)
-        if metadata.prefill is not None and not metadata.prefill.chunks:
+        if metadata.prefill is None:
+            return metadata
+        for chunk in metadata.prefill.chunks:
+            table = chunk.block_table
+            chunk.block_table = torch.cat([table, table[-1:]])
+        if not metadata.prefill.chunks:
             nothing = torch.empty(0, dtype=torch.int32)
             metadata.prefill.chunks.append(
                 DeepseekV32IndexerPrefillChunkMetadata(

@@ -104,7 +104,7 @@ def _decode(
     head_size = panel.shape[1]
     key_bytes = block_size * head_size
     page_bytes = key_bytes + block_size * SCALE_BYTES
-    pages = pages.long()  # a page's place in the pool exceeds 32 bits
+    pages = pages.long()
     keys = panel[: len(pages) * block_size]
     raw = kv_cache[:, :key_bytes][pages]
     keys.copy_(raw.view(torch.float8_e4m3fn).view(-1, head_size))
