@@ -34,8 +34,9 @@ class SpinState:
             num_blocks: the largest number of blocks of a context.
         """
         return cls(
-            vertical=torch.zeros(num_states, num_positions),
-            diagonal=torch.zeros(num_states, num_offsets),
+            # An engine may have set another default dtype.
+            vertical=torch.zeros(num_states, num_positions, dtype=torch.float32),
+            diagonal=torch.zeros(num_states, num_offsets, dtype=torch.float32),
             last_observed=torch.full((num_states, num_blocks), -1),
             steps=torch.zeros(num_states, dtype=torch.int64),
         )

@@ -20,6 +20,16 @@ differs from `vllm serve`: it listens on 127.0.0.1 unless --host says otherwise,
 
 exit status: 0 after SIGINT or SIGTERM, 1 if the engine died, 2 for a wrong argument,
 3 if the server could not start
+
+SPIN's own arguments:
+  --spin-sparsity R           target share of blocks to skip (0.3)
+  --spin-exploration G        share of the kept budget that explores (0.05)
+  --spin-exploration-policy P random, block_age, staleness or none (random)
+  --spin-ema-decay A          share of history that an observation keeps (0.5)
+  --spin-policies FILE.yaml   named policies
+  --spin-capacity N           rows of the policy table (1024)
+  --spin-seed S               of random exploration (0)
+  --spin-off                  the unmodified indexer
 """
 
 
@@ -39,20 +49,22 @@ def main(argv: Sequence[str]) -> int:
         return OK
     if not argv or (argv[0].startswith("-") and not argv[0].startswith("--help=")):
         raise InputError("serve", f"MODEL first: {_USAGE}", argv[0] if argv else "nothing")
-    model, rest = argv[0], list(argv[1:])
+    model = argv[0]
 
+    from spin_server.cli.spin_arguments import read_spin_arguments
     from spin_server.engine.lifetime import stop_on_signals_during_start
     from spin_server.engine.versions import installed_vllm
 
     stop_on_signals_during_start()
     installed_vllm()
+    settings, rest = read_spin_arguments(argv[1:])
     if model.startswith("--help="):
         return _vllm_help(model)
     _refuse_early(model, rest)
 
     from spin_server.engine.server import serve
 
-    return OK if serve(model, rest) else ENGINE_DIED
+    return OK if serve(model, rest, settings) else ENGINE_DIED
 
 
 def _refuse_early(model: str, rest: Sequence[str]) -> None:

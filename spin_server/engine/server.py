@@ -15,6 +15,9 @@ from typing import Any
 from spin_server import environment
 from spin_server.engine import preflight, presence
 from spin_server.engine.model_support import indexer_geometry
+from spin_server.engine.spin.admission import PolicyGate
+from spin_server.engine.spin.metrics import SpinCollector, poll
+from spin_server.engine.spin.settings import CONFIG_KEY, SpinSettings
 from spin_server.errors import InputError, StartupError, UnsupportedError
 
 logger = logging.getLogger(__name__)
@@ -22,14 +25,17 @@ logger = logging.getLogger(__name__)
 _PLUGIN_GROUP = "vllm.general_plugins"
 _WORKER_EXTENSION = "spin_server.engine.worker.SpinWorkerExtension"
 _DEFAULT_HOST = "127.0.0.1"
+# A snapshot waits for the step that is running, so it must stay rare.
+_METRICS_PERIOD_SECONDS = 5.0
 
 
-def serve(model: str, vllm_arguments: Sequence[str]) -> bool:
+def serve(model: str, vllm_arguments: Sequence[str], settings: SpinSettings) -> bool:
     """Serve a model until a signal or the engine's death.
 
     Args:
         model: a folder, or a name for vLLM to look up.
         vllm_arguments: vLLM's own, unchanged; ours are added where they are absent.
+        settings: SPIN's, for every process of the engine.
 
     Returns:
         True after a requested shutdown, False if the engine died.
@@ -44,7 +50,7 @@ def serve(model: str, vllm_arguments: Sequence[str]) -> bool:
     if on_cpu:
         preflight.check_cpu()
         environment.prepare_cpu_engine()
-    required = ["spin_cpu"] if on_cpu else []
+    required = ["spin", "spin_cpu"] if on_cpu else ["spin"]
     installed = [entry.name for entry in entry_points(group=_PLUGIN_GROUP)]
     environment.allow_plugins(required, installed)
     environment.prepare_engine()
@@ -57,12 +63,16 @@ def serve(model: str, vllm_arguments: Sequence[str]) -> bool:
     args = _parse(model, vllm_arguments, on_cpu=on_cpu)
     if not args.uds:
         preflight.check_port(args.host or "", args.port)
+    args.additional_config = {
+        **(args.additional_config or {}),
+        CONFIG_KEY: settings.model_dump(mode="json"),
+    }
     if on_cpu:
         preflight.check_memory(args.model, args.kv_cache_memory_bytes)
 
     import uvloop
 
-    survived: bool = uvloop.run(_serve(args, required, started))
+    survived: bool = uvloop.run(_serve(args, required, settings, started))
     return survived
 
 
@@ -165,7 +175,20 @@ async def _verify(engine_client: Any, required: Sequence[str]) -> int:
     return 1 + len(cores) + len(reports)
 
 
-async def _serve(args: argparse.Namespace, required: Sequence[str], started: float) -> bool:
+def _export_metrics(
+    args: argparse.Namespace, engine_client: Any, settings: SpinSettings
+) -> "asyncio.Task[None]":
+    """Add SPIN's metrics to vLLM's, and keep them fresh."""
+    from vllm.v1.metrics.prometheus import get_prometheus_registry
+
+    collector = SpinCollector((args.served_model_name or [args.model])[0], settings)
+    get_prometheus_registry().register(collector)
+    return asyncio.create_task(poll(engine_client, collector, _METRICS_PERIOD_SECONDS))
+
+
+async def _serve(
+    args: argparse.Namespace, required: Sequence[str], settings: SpinSettings, started: float
+) -> bool:
     from vllm.entrypoints.launchers.api_server.entry import (
         build_and_serve,
         build_async_engine_client,
@@ -183,6 +206,8 @@ async def _serve(args: argparse.Namespace, required: Sequence[str], started: flo
         except (RuntimeError, ValueError, OSError) as error:
             raise StartupError(f"the engine did not start: {_in_one_line(error)}") from error
         processes = await _verify(engine_client, required)
+        PolicyGate(settings).guard(engine_client)
+        polling = _export_metrics(args, engine_client, settings)
         shutdown = engine_client.shutdown
 
         def note_and_shutdown(*arguments: Any, **keywords: Any) -> None:
@@ -195,6 +220,7 @@ async def _serve(args: argparse.Namespace, required: Sequence[str], started: flo
         announcement = asyncio.create_task(_announce(args, listen_address, processes, started))
         server_shutdown = await build_and_serve(engine_client, listen_address, sock, args)
         announcement.cancel()
+        polling.cancel()
         died = engine_client.errored and not stopped
     try:
         await server_shutdown

@@ -32,3 +32,9 @@ class SpinWorkerExtension:
 
             report["missing_kernels"] = missing_kernels()
         return report
+
+    def spin_snapshot(self) -> dict[str, Any]:
+        """Report this worker's counters: see `WorkerSpin.snapshot`; `rank` names the worker."""
+        from spin_server.engine.spin.worker_state import worker_spin
+
+        return {"rank": self.rank, **worker_spin().snapshot()}

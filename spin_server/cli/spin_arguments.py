@@ -1,0 +1,97 @@
+"""The `--spin-*` arguments of `spin-server serve`."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from spin_server.engine.spin.settings import PolicySettings, SpinSettings
+from spin_server.errors import InputError
+
+_RECORD_LIMITS = ("requests", "steps", "bytes")
+_POLICY_FIELDS = ("sparsity", "exploration", "exploration_policy", "ema_decay", "probe_period")
+
+
+def read_spin_arguments(argv: Sequence[str]) -> tuple[SpinSettings, list[str]]:
+    """Take our arguments out of a command line.
+
+    Returns:
+        The settings, and what is left for vLLM.
+
+    Raises:
+        InputError: an argument or a policy file that does not make sense.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for field in _POLICY_FIELDS:
+        parser.add_argument(f"--spin-{field.replace('_', '-')}", dest=field)
+    parser.add_argument("--spin-policies", type=Path)
+    parser.add_argument("--spin-capacity", type=int)
+    parser.add_argument("--spin-seed", type=int)
+    parser.add_argument("--spin-off", action="store_true")
+    parser.add_argument("--spin-allow-request-policy", action="store_true")
+    parser.add_argument("--spin-record", metavar="FOLDER")
+    parser.add_argument("--spin-record-layers")
+    for field in _RECORD_LIMITS:
+        parser.add_argument(f"--spin-record-{field}")
+    try:
+        ours, rest = parser.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise InputError("serve", "SPIN's arguments", error) from None
+    for argument in rest:
+        if argument.startswith("--spin-"):
+            raise InputError("serve", "one of SPIN's arguments (see --help)", argument)
+    given = {f: v for f in _POLICY_FIELDS if (v := getattr(ours, f)) is not None}
+    settings: dict[str, Any] = {"enabled": not ours.spin_off, "default": given}
+    if ours.spin_policies is not None:
+        settings["policies"] = _read_policies(ours.spin_policies)
+    settings["allow_request_policy"] = ours.spin_allow_request_policy
+    record = {f: v for f in _RECORD_LIMITS if (v := getattr(ours, f"spin_record_{f}")) is not None}
+    if ours.spin_record_layers is not None:
+        record["layers"] = ours.spin_record_layers.split(",")
+    if ours.spin_record is not None:
+        settings["record"] = {"folder": ours.spin_record, **record}
+    elif record:
+        raise InputError("--spin-record", "a folder, beside --spin-record-*", "none")
+    for name in ("capacity", "seed"):
+        if (value := getattr(ours, f"spin_{name}")) is not None:
+            settings[name] = value
+    checked = _validate(settings)
+    if len(checked.policies) >= checked.capacity:
+        raise InputError(
+            "--spin-policies",
+            f"fewer policies than --spin-capacity {checked.capacity}",
+            len(checked.policies),
+        )
+    return checked, rest
+
+
+def _read_policies(path: Path) -> Any:
+    try:
+        found = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise InputError(f"--spin-policies {path}", "a readable file", error.strerror) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        text = " ".join(str(error).split())
+        raise InputError(f"--spin-policies {path}", "YAML", text) from None
+    if not isinstance(found, dict) or set(found) != {"policies"}:
+        raise InputError(f"--spin-policies {path}", "one key, policies", found)
+    return found["policies"]
+
+
+def _validate(settings: dict[str, Any]) -> SpinSettings:
+    try:
+        checked = SpinSettings.model_validate(settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InputError(f"SPIN {where}", first["msg"], repr(first["input"])) from None
+    named: dict[str, PolicySettings] = {"default": checked.default, **checked.policies}
+    for name, policy in named.items():
+        try:
+            policy.policy()
+        except InputError as error:
+            raise InputError(f"policy {name}, {error.name}", error.expected, error.got) from None
+    return checked

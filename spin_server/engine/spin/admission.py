@@ -1,0 +1,61 @@
+"""Give every request its policy at the front end.
+
+The policy's id travels in the sampling parameters' `extra_args`, which reach the workers. Clients
+send those too (`vllm_xargs`), so what they send under our names is checked here.
+"""
+
+from typing import Any
+
+from spin_server.engine.spin.settings import POLICY_ARGUMENT, SpinSettings
+from spin_server.errors import InputError
+
+_OURS = "spin_"
+
+
+class PolicyGate:
+    """Decides which policy a request runs with.
+
+    Args:
+        settings: names of the policies, and whether clients may use them.
+    """
+
+    def __init__(self, settings: SpinSettings) -> None:
+        self._ids = {"default": 0} | {n: i for i, n in enumerate(settings.policies, start=1)}
+        self._open = settings.allow_request_policy
+
+    def admit(self, extra_args: dict[str, Any] | None) -> dict[str, Any]:
+        """Replace what the client sent under our names by the policy's id.
+
+        Raises:
+            InputError: an argument that the client may not send, or no such policy.
+        """
+        extra = dict(extra_args or {})
+        for name in extra:
+            if name.startswith(_OURS) and name != POLICY_ARGUMENT:
+                raise InputError(f"vllm_xargs.{name}", "no argument of this name", extra[name])
+        name = extra.pop(POLICY_ARGUMENT, None)
+        if name is not None and not self._open:
+            raise InputError(
+                f"vllm_xargs.{POLICY_ARGUMENT}",
+                "absent, for this server does not let clients choose (--spin-allow-request-policy)",
+                repr(name),
+            )
+        if name is not None and name not in self._ids:
+            raise InputError(
+                f"vllm_xargs.{POLICY_ARGUMENT}", f"one of {', '.join(self._ids)}", repr(name)
+            )
+        extra[POLICY_ARGUMENT] = self._ids[name] if name is not None else 0
+        return extra
+
+    def guard(self, engine_client: Any) -> None:
+        """Make every request of a vLLM engine client pass this gate.
+
+        Source: vllm/v1/engine/async_llm.py (generate), which every serving endpoint calls.
+        """
+        generate = engine_client.generate
+
+        def guarded(prompt: Any, sampling_params: Any, *arguments: Any, **keywords: Any) -> Any:
+            sampling_params.extra_args = self.admit(sampling_params.extra_args)
+            return generate(prompt, sampling_params, *arguments, **keywords)
+
+        engine_client.generate = guarded

@@ -1,0 +1,158 @@
+"""Whose history a decode row continues, and when a history starts anew.
+
+Runner-neutral: it sees request ids and positions only. A request's history belongs to a slot, one
+of a fixed number. It continues while each step's position follows the last one's; anything else
+is a discontinuity, and the history starts anew. Rows of a prompt, even of one token, neither
+continue nor start a history.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+NO_SLOT = -1
+# Why a history started anew.
+AFTER_PREFILL, AFTER_PREEMPTION, DISCONTINUITY = "prefill", "preemption", "discontinuity"
+
+
+@dataclass(slots=True)
+class _Request:
+    slot: int  # NO_SLOT while preempted
+    policy: int
+    key: int
+    # Tokens known when it was last admitted: rows below this position are its prompt.
+    prompt_end: int
+    next_position: int | None
+    reset_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """The rows of one step, in batch order; tensors are [rows] and int64.
+
+    Args:
+        requests: ids.
+        slots: the history that a decode row continues; NO_SLOT for a row of a prompt.
+        positions: token position of the row.
+        policies: index into the policy table.
+        keys: the request's 64-bit key, as a signed number.
+        resets: slots whose histories start anew in this step, before anything is read.
+    """
+
+    requests: tuple[str, ...]
+    slots: Tensor
+    positions: Tensor
+    policies: Tensor
+    keys: Tensor
+    resets: Tensor
+
+    def first(self, num_rows: int) -> "StepRows":
+        """Keep the first rows, and every reset."""
+        return StepRows(
+            self.requests[:num_rows],
+            self.slots[:num_rows],
+            self.positions[:num_rows],
+            self.policies[:num_rows],
+            self.keys[:num_rows],
+            self.resets,
+        )
+
+
+class RequestTracker:
+    """The live requests and their slots.
+
+    Args:
+        num_slots: how many requests may be live at once.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._live: dict[str, _Request] = {}
+        self.num_slots = num_slots
+        self.num_resets: Counter[str] = Counter()
+
+    @property
+    def num_slots_in_use(self) -> int:
+        """How many requests hold a slot."""
+        return self.num_slots - len(self._free)
+
+    def admit(self, request: str, *, policy: int, key: int, num_known_tokens: int) -> None:
+        """Give a new request a slot; one that is live already starts over.
+
+        Args:
+            request: its id.
+            policy: index into the policy table.
+            key: 64 bits, as a signed number.
+            num_known_tokens: length of its prompt.
+        """
+        if request in self._live:
+            self.finish(request)
+        self._live[request] = _Request(
+            slot=self._free.pop(),
+            policy=policy,
+            key=key,
+            prompt_end=num_known_tokens,
+            next_position=None,
+            reset_reason=AFTER_PREFILL,
+        )
+
+    def preempt(self, request: str) -> None:
+        """Take the slot back until the request resumes; its history is lost either way."""
+        live = self._live.get(request)
+        if live is None:  # aborted in the same step
+            return
+        self._release(live)
+        live.next_position, live.reset_reason = None, AFTER_PREEMPTION
+
+    def resume(self, request: str, num_known_tokens: int) -> None:
+        """Note that a preempted request computes its tokens again.
+
+        Args:
+            num_known_tokens: its prompt and what it had generated.
+        """
+        self.preempt(request)  # the engine may preempt and resume within one step
+        live = self._live[request]
+        live.slot, live.prompt_end = self._free.pop(), num_known_tokens
+
+    def finish(self, request: str) -> None:
+        """Take the slot back for good; a request that is not live is ignored."""
+        live = self._live.pop(request, None)
+        if live is not None:
+            self._release(live)
+
+    def _release(self, live: _Request) -> None:
+        if live.slot != NO_SLOT:
+            self._free.append(live.slot)
+            live.slot = NO_SLOT
+
+    def step(self, rows: Sequence[tuple[str, int, int]]) -> StepRows:
+        """Follow one step.
+
+        Args:
+            rows: request id, position of its first token in this step, number of its tokens.
+        """
+        slots, positions, policies, keys, resets = [], [], [], [], []
+        for request, position, num_tokens in rows:
+            live = self._live[request]
+            decodes = num_tokens == 1 and position >= live.prompt_end
+            if decodes:
+                if position != live.next_position:
+                    if live.next_position is not None:
+                        live.reset_reason = DISCONTINUITY
+                    self.num_resets[live.reset_reason] += 1
+                    resets.append(live.slot)
+                live.next_position = position + 1
+            slots.append(live.slot if decodes else NO_SLOT)
+            positions.append(position)
+            policies.append(live.policy)
+            keys.append(live.key)
+        return StepRows(
+            tuple(request for request, _, _ in rows),
+            *(
+                torch.tensor(column, dtype=torch.int64)
+                for column in (slots, positions, policies, keys, resets)
+            ),
+        )

@@ -1,0 +1,71 @@
+"""What one worker process holds of SPIN, gathered in one place.
+
+A worker serves one model, so there is one of these per process.
+"""
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from spin_server.engine.spin.layer import FALLBACKS, OUTCOMES, SpinLayer
+from spin_server.engine.spin.policy_table import PolicyTable
+from spin_server.engine.spin.recorder import Recorder
+from spin_server.engine.spin.requests import RequestTracker
+from spin_server.engine.spin.settings import SpinSettings
+
+
+@dataclass(slots=True)
+class WorkerSpin:
+    """Everything of SPIN in this process.
+
+    Args:
+        table: the policies, once the first layer is built.
+        tracker: the live requests, once the first step ran.
+        recorder: what is being recorded, if anything.
+        layers: by number in the model.
+        overhead_seconds, overhead_calls: time of SPIN's own work in the sampled layer calls.
+    """
+
+    table: PolicyTable | None = None
+    tracker: RequestTracker | None = None
+    recorder: Recorder | None = None
+    layers: dict[int, SpinLayer] = field(default_factory=dict)
+    overhead_seconds: float = 0.0
+    overhead_calls: int = 0
+
+    def policy_table(self, settings: SpinSettings) -> PolicyTable:
+        """Get the policy table; the first call fills it from the settings."""
+        if self.table is None:
+            self.table = PolicyTable(settings.capacity, settings.default.policy())
+            for index, named in enumerate(settings.policies.values(), start=1):
+                self.table.write(index, named.policy())
+        return self.table
+
+    def snapshot(self) -> dict[str, Any]:
+        """Read every counter, as plain numbers.
+
+        Returns:
+            `layers` {number: {outcome: blocks}}, `fallbacks` {reason: rows}, `resets` {reason:
+            times}, `slots_in_use`, `slots`, `overhead` {seconds, calls}, `revision`.
+        """
+        fallbacks = [0] * len(FALLBACKS)
+        for layer in self.layers.values():
+            fallbacks = [a + b for a, b in zip(fallbacks, layer.fallbacks.tolist(), strict=True)]
+        return {
+            "layers": {
+                number: dict(zip(OUTCOMES, layer.outcomes.tolist(), strict=True))
+                for number, layer in self.layers.items()
+            },
+            "fallbacks": dict(zip(FALLBACKS, fallbacks, strict=True)),
+            "overhead": {"seconds": self.overhead_seconds, "calls": self.overhead_calls},
+            "resets": dict(self.tracker.num_resets) if self.tracker else {},
+            "slots_in_use": self.tracker.num_slots_in_use if self.tracker else 0,
+            "slots": self.tracker.num_slots if self.tracker else 0,
+            "revision": self.table.revision if self.table else 0,
+        }
+
+
+@cache
+def worker_spin() -> WorkerSpin:
+    """Get this process's one instance."""
+    return WorkerSpin()

@@ -1,0 +1,157 @@
+"""SPIN in the running engine: its choices are replay's, and its metrics count them."""
+
+import collections
+import concurrent.futures
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import live_server
+import numpy as np
+import pytest
+from live_server import LiveServer
+from test_serving import text
+
+from spin_server.algorithm.options import SpinOptions
+from spin_server.policy.policy import ExplorationPolicy, Policy
+from spin_server.policy.ratio import Ratio
+from spin_server.replay.runner import replay
+from spin_server.replay.trace import load_trace
+from spin_server.tiny_model.checkpoint import write_checkpoint
+from spin_server.tiny_model.config import tiny_config
+
+SEED = 11
+POLICIES: dict[str, tuple[str, str, ExplorationPolicy, str]] = {
+    "gentle": ("0.3", "0.05", "random", "0.5"),
+    "aged": ("0.4", "0.2", "block_age", "0.9"),
+    "stale": ("0.5", "0.2", "staleness", "0.5"),
+    "harsh": ("0.65", "0.1", "random", "0.25"),
+    "probing": ("0.5", "0.05", "random", "0.5"),
+}
+PROBE_PERIOD = {"probing": 8}
+
+
+def policy(name: str) -> Policy:
+    sparsity, exploration, kind, decay = POLICIES[name]
+    return Policy(
+        sparsity=Ratio.parse("sparsity", sparsity),
+        exploration=Ratio.parse("exploration", exploration),
+        exploration_policy=kind,
+        ema_decay=Ratio.parse("ema_decay", decay),
+        probe_period=PROBE_PERIOD.get(name, 0),
+    )
+
+
+def policy_file() -> str:
+    lines = ["policies:"]
+    for name, (sparsity, exploration, kind, decay) in POLICIES.items():
+        lines += [
+            f"  {name}:",
+            f"    sparsity: {sparsity}",
+            f"    exploration: {exploration}",
+            f"    exploration_policy: {kind}",
+            f"    ema_decay: {decay}",
+            f"    probe_period: {PROBE_PERIOD.get(name, 0)}",
+        ]
+    return "\n".join(lines)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("spin")
+
+
+@pytest.fixture(scope="module")
+def spin_server(folder: Path) -> Iterator[LiveServer]:
+    model = folder / "model"
+    overrides = {"num_hidden_layers": 4, "compress_ratios": [0, 4, 128, 4, 0], "index_n_heads": 8}
+    write_checkpoint(model, tiny_config(overrides), seed=0)
+    (folder / "policies.yaml").write_text(policy_file())
+    arguments = (
+        *("--max-model-len", "16384", "--max-num-batched-tokens", "1024"),
+        *("--spin-policies", str(folder / "policies.yaml"), "--spin-allow-request-policy"),
+        *("--spin-record", str(folder / "traces"), "--spin-seed", str(SEED)),
+    )
+    with live_server.running(model, folder / "log", *arguments) as server:
+        yield server
+
+
+def metrics(server: LiveServer) -> dict[str, float]:
+    with urllib.request.urlopen(server.url + "/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    return {
+        line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1])
+        for line in lines
+        if line.startswith("spin_")
+    }
+
+
+def test_engine_scores_what_replay_scores_and_counts_it(
+    spin_server: LiveServer, folder: Path
+) -> None:
+    names = list(POLICIES)
+
+    def ask(i: int) -> None:
+        spin_server.complete(
+            text(2300 + 700 * i, seed=i),
+            max_tokens=40 + 7 * i,
+            vllm_xargs={"spin_policy": names[i]},
+        )
+
+    with concurrent.futures.ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(ask, range(len(names))))
+    spin_server.complete("ends the last step", max_tokens=1)  # finished requests are told then
+
+    deadline = time.monotonic() + 30
+    while len(paths := list((folder / "traces").glob("*.npz"))) < len(names):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    counted: collections.Counter[str] = collections.Counter()
+    seen = set()
+    for path in paths:
+        recorded = dict(np.load(path))
+        name = names[int(recorded["policy"]) - 1]
+        seen.add(name)
+        trace = load_trace(path)
+        assert trace.layers.tolist() == [1, 3]
+        assert trace.scores.shape[1] >= 39
+        records = replay(trace, SpinOptions(seed=SEED), policy(name))
+        for layer, steps in enumerate(records):
+            for index, step in enumerate(steps):
+                blocks = recorded["scored_blocks"][layer, index]
+                assert blocks[blocks >= 0].tolist() == step.blocks, (name, layer, index)
+                if step.dense:
+                    counted["dense"] += step.num_blocks
+                else:
+                    counted["kept"] += len(step.blocks)
+                    counted["skipped"] += step.num_blocks - len(step.blocks)
+        assert sum(len(step.blocks) < step.num_blocks for step in records[0]) > 20
+    assert seen == set(names)
+
+    deadline = time.monotonic() + 30
+    while True:
+        exported = {
+            outcome: sum(
+                value
+                for sample, value in metrics(spin_server).items()
+                if sample.startswith("spin_kv_blocks_total") and f'outcome="{outcome}"' in sample
+            )
+            for outcome in ("exploit", "explore", "forced", "skipped", "dense")
+        }
+        kept = exported["exploit"] + exported["explore"] + exported["forced"]
+        if {"kept": kept, **{k: exported[k] for k in ("skipped", "dense")}} == dict(counted):
+            break
+        assert time.monotonic() < deadline, (exported, counted)
+        time.sleep(1)
+    assert exported["explore"] > 0
+
+
+def test_policy_of_a_client_is_checked(spin_server: LiveServer) -> None:
+    for arguments in ({"spin_policy": "greedy"}, {"spin_sparsity": 1}):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            spin_server.complete("Hello", max_tokens=1, vllm_xargs=arguments)
+        assert caught.value.code == 400
+        caught.value.close()
+    assert spin_server.healthy()
