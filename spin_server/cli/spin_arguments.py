@@ -88,6 +88,8 @@ def _validate(settings: dict[str, Any]) -> SpinSettings:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise InputError(f"SPIN {where}", first["msg"], repr(first["input"])) from None
+    if "default" in checked.policies:
+        raise InputError("policy name default", "another name (--spin-* set the default)", "it")
     named: dict[str, PolicySettings] = {"default": checked.default, **checked.policies}
     for name, policy in named.items():
         try:

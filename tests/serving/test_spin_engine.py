@@ -148,6 +148,15 @@ def test_engine_scores_what_replay_scores_and_counts_it(
     assert exported["explore"] > 0
 
 
+def test_several_prompts_and_choices_of_one_request_share_its_policy(
+    spin_server: LiveServer,
+) -> None:
+    body = {"prompt": ["Hello", "World"], "n": 2, "max_tokens": 2, "temperature": 0.5}
+    answer = spin_server.post("/v1/completions", {**body, "vllm_xargs": {"spin_policy": "harsh"}})
+    assert len(answer["choices"]) == 4
+    assert len(spin_server.post("/v1/completions", body)["choices"]) == 4
+
+
 def test_policy_of_a_client_is_checked(spin_server: LiveServer) -> None:
     for arguments in ({"spin_policy": "greedy"}, {"spin_sparsity": 1}):
         with pytest.raises(urllib.error.HTTPError) as caught:

@@ -4,6 +4,7 @@ The policy's id travels in the sampling parameters' `extra_args`, which reach th
 send those too (`vllm_xargs`), so what they send under our names is checked here.
 """
 
+import copy
 from typing import Any
 
 from spin_server.engine.spin.settings import POLICY_ARGUMENT, SpinSettings
@@ -40,7 +41,7 @@ class PolicyGate:
                 "absent, for this server does not let clients choose (--spin-allow-request-policy)",
                 repr(name),
             )
-        if name is not None and name not in self._ids:
+        if name is not None and not (isinstance(name, str) and name in self._ids):
             raise InputError(
                 f"vllm_xargs.{POLICY_ARGUMENT}", f"one of {', '.join(self._ids)}", repr(name)
             )
@@ -55,7 +56,9 @@ class PolicyGate:
         generate = engine_client.generate
 
         def guarded(prompt: Any, sampling_params: Any, *arguments: Any, **keywords: Any) -> Any:
-            sampling_params.extra_args = self.admit(sampling_params.extra_args)
-            return generate(prompt, sampling_params, *arguments, **keywords)
+            # A copy: several prompts of one request may share their parameters.
+            admitted = copy.copy(sampling_params)
+            admitted.extra_args = self.admit(sampling_params.extra_args)
+            return generate(prompt, admitted, *arguments, **keywords)
 
         engine_client.generate = guarded
