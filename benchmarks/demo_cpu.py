@@ -110,7 +110,7 @@ def main() -> None:
                 [
                     *(COMMAND, "serve", str(model), "--served-model-name", "tiny"),
                     *("--port", str(port), "--max-model-len", "65536"),
-                    *("--kv-cache-memory-bytes", str(GIB)),
+                    *("--kv-cache-memory-bytes", str(GIB), "--spin-off"),
                 ],
                 stdout=output,
                 stderr=subprocess.STDOUT,

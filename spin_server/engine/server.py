@@ -47,6 +47,11 @@ def serve(model: str, vllm_arguments: Sequence[str], settings: SpinSettings) -> 
     from vllm.platforms import current_platform
 
     on_cpu = current_platform.is_cpu()
+    if settings.enabled and not on_cpu:
+        raise UnsupportedError(
+            f"SPIN on {current_platform.device_name}: this release has it on CPUs only; "
+            "--spin-off serves with the unmodified indexer"
+        )
     if on_cpu:
         preflight.check_cpu()
         environment.prepare_cpu_engine()
@@ -61,6 +66,8 @@ def serve(model: str, vllm_arguments: Sequence[str], settings: SpinSettings) -> 
     _require("the front end", required, presence.active_plugins())
 
     args = _parse(model, vllm_arguments, on_cpu=on_cpu)
+    if settings.enabled:
+        _refuse_beside_spin(args)
     if not args.uds:
         preflight.check_port(args.host or "", args.port)
     args.additional_config = {
@@ -114,6 +121,20 @@ def _refuse_unsupported(args: argparse.Namespace) -> None:
     for what, asked in reasons.items():
         if asked:
             raise UnsupportedError(f"{what} is not supported")
+
+
+def _refuse_beside_spin(args: argparse.Namespace) -> None:
+    """Refuse what vLLM serves and SPIN does not handle yet."""
+    reasons = {
+        "speculative decoding": bool(args.speculative_config),
+        "pipeline parallelism": args.pipeline_parallel_size > 1,
+        "KV transfer": bool(args.kv_transfer_config),
+    }
+    for what, asked in reasons.items():
+        if asked:
+            raise UnsupportedError(
+                f"{what} beside SPIN is not supported; --spin-off serves without SPIN"
+            )
 
 
 def check_model(args: argparse.Namespace) -> None:

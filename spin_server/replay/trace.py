@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 _REQUIRED = ("scores", "query_positions", "context_slots", "accepted", "turn_starts")
 _OPTIONAL = ("request_key", "layer", "layers")
+# What `spin-server serve --spin-record` notes besides: the policy's id and the engine's own choice.
+_NOTES = ("policy", "scored_blocks")
 # Offsets q - i are computed in int64; a position this large is a mistake anyway.
 _MAX_POSITION = 2**62
 
@@ -58,7 +60,7 @@ def load_trace(path: Path) -> Trace:
     for key in _REQUIRED:
         if key not in arrays:
             raise InputError(f"{path}: {key}", "this array", "no such key")
-    for key in arrays.keys() - {*_REQUIRED, *_OPTIONAL}:
+    for key in arrays.keys() - {*_REQUIRED, *_OPTIONAL, *_NOTES}:
         logger.warning("%s: key %r is not part of a trace and is ignored", path, key)
 
     def check(key: str, shape: tuple[int, ...], words: str, kind: str) -> NDArray[Any]:

@@ -18,8 +18,11 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """One server for all tests that leave it healthy; prompts past 512 tokens run in chunks."""
+    """One server for all tests that leave it healthy; prompts past 512 tokens run in chunks.
+
+    The unmodified indexer: these tests are about the engine underneath.
+    """
     log = tmp_path_factory.mktemp("server") / "log"
-    arguments = ("--max-model-len", "32768", "--max-num-batched-tokens", "512")
+    arguments = ("--max-model-len", "32768", "--max-num-batched-tokens", "512", "--spin-off")
     with live_server.running(tiny_model, log, *arguments) as running:
         yield running

@@ -83,26 +83,32 @@ import sys
 
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name == "spin_server.engine.cpu.plugin" and {condition}:
+        if name == {plugin!r} and {condition}:
             raise ImportError("blocked by the test")
 
 sys.meta_path.insert(0, Blocker())
 """
 
 
+# The engine core is spawned with this flag, and so is its worker.
+SPAWNED = "'--multiprocessing-fork' in sys.orig_argv"
+
+
 @pytest.mark.parametrize(
-    ("condition", "process"),
+    ("plugin", "condition", "process"),
     [
-        ("True", "the front end"),
-        # The engine core is spawned with this flag, and so is its worker.
-        ("'--multiprocessing-fork' in sys.orig_argv", "engine"),
+        ("spin_server.engine.cpu.plugin", "True", "the front end"),
+        ("spin_server.engine.cpu.plugin", SPAWNED, "engine"),
+        ("spin_server.engine.spin.plugin", SPAWNED, "engine core 0"),
     ],
-    ids=["front-end", "engine"],
+    ids=["cpu-front-end", "cpu-engine", "spin-engine"],
 )
 def test_skipped_plugin_stops_the_launcher_with_the_reason(
-    tiny_model: Path, tmp_path: Path, condition: str, process: str
+    tiny_model: Path, tmp_path: Path, plugin: str, condition: str, process: str
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(BREAK_PLUGIN.format(condition=condition))
+    (tmp_path / "sitecustomize.py").write_text(
+        BREAK_PLUGIN.format(plugin=plugin, condition=condition)
+    )
     server = live_server.start(
         tiny_model, tmp_path / "log", environment={"PYTHONPATH": str(tmp_path)}
     )

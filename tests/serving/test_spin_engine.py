@@ -164,3 +164,34 @@ def test_policy_of_a_client_is_checked(spin_server: LiveServer) -> None:
         assert caught.value.code == 400
         caught.value.close()
     assert spin_server.healthy()
+
+
+def test_all_blocks_kept_gives_the_tokens_of_the_unmodified_indexer(folder: Path) -> None:
+    model = folder / "model"  # made by the fixture of the other tests, or here
+    overrides = {"num_hidden_layers": 4, "compress_ratios": [0, 4, 128, 4, 0], "index_n_heads": 8}
+    write_checkpoint(model, tiny_config(overrides), seed=0)
+    lengths = (12, 2040, 3000, 6000)
+    tokens: dict[str, list[str]] = {}
+    for name, arguments in (
+        ("off", ("--spin-off",)),
+        ("all kept", ("--spin-sparsity", "0", "--spin-exploration", "0.2")),
+    ):
+        limits = ("--max-model-len", "16384", "--max-num-batched-tokens", "1024")
+        with live_server.running(model, folder / name, *limits, *arguments) as server:
+
+            def ask(length: int, server: LiveServer = server) -> str:
+                answer = server.complete(text(length, seed=length), max_tokens=40)
+                return str(answer["choices"][0]["text"])
+
+            # Cold, then from the prefix cache: one after another, for batches change near-ties.
+            tokens[name] = [ask(length) for length in (*lengths, *lengths)]
+            turns = text(3000, seed=1)
+            for _ in range(3):
+                turns += str(server.complete(turns, max_tokens=20)["choices"][0]["text"])
+            tokens[name].append(turns)
+            if name == "all kept":
+                time.sleep(6)  # one metrics period
+                exported = metrics(server)
+                assert sum(v for k, v in exported.items() if 'outcome="skipped"' in k) == 0
+                assert sum(v for k, v in exported.items() if 'outcome="exploit"' in k) > 0
+    assert tokens["all kept"] == tokens["off"]

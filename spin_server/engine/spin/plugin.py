@@ -14,6 +14,9 @@ def register() -> None:
         return
     from vllm.platforms import current_platform
 
+    from spin_server.engine.lifetime import die_with_parent
+
+    die_with_parent()
     if current_platform.is_cpu():
         _install_in_workers(type(current_platform))
     mark_active(NAME)
