@@ -1,8 +1,7 @@
 """The update of both moving averages, in plain torch."""
 
+import torch
 from torch import Tensor
-
-from spin_kernels.block_list import block_slots
 
 
 def ema_update(
@@ -41,18 +40,39 @@ def ema_update(
         (bool): [rows, width]; whether any slot of the block was observed.
 
     Raises:
-        IndexError: a scored slot past V's width.
+        IndexError: more visible slots than V holds.
 
     Source: SPIN, history update (arXiv 2610.09025).
     """
-    slots, visible = block_slots(blocks, num_slots, block_size)
-    observed = visible & scores.isfinite()
-    row, column = observed.nonzero(as_tuple=True)
-    state, slot, score = state_rows[row], slots[row, column], scores[row, column]
-    vertical[state, slot] = decay[row] * vertical[state, slot] + gain[row] * score
+    rows, width = blocks.shape
+    by_block = scores.view(rows, width, block_size)
+    inner = torch.arange(block_size, device=scores.device)
+    slots = blocks.long()[:, :, None] * block_size + inner
+    visible = (blocks >= 0)[:, :, None] & (slots < num_slots[:, None, None])
+    observed = visible & by_block.isfinite()
 
-    offset = query_positions[row] - slot
-    inside = (offset >= 0) & (offset < diagonal.shape[1])
-    row, state, offset, score = row[inside], state[inside], offset[inside], score[inside]
-    diagonal[state, offset] = decay[row] * diagonal[state, offset] + gain[row] * score
-    return observed.view(*blocks.shape, block_size).any(-1)
+    # Whole blocks are copied to their places, so that both histories are updated in long runs.
+    longest = int(num_slots.max()) if rows else 0
+    if longest > vertical.shape[1]:
+        raise IndexError(f"num_slots: at most V's {vertical.shape[1]} slots, got {longest}")
+    dense = scores.new_full((rows, -(-longest // block_size), block_size), torch.nan)
+    row, column = (visible.any(-1)).nonzero(as_tuple=True)
+    masked = by_block.masked_fill(~observed, torch.nan)
+    dense[row, blocks[row, column].long()] = masked[row, column]
+
+    for index, (state, q, n) in enumerate(
+        zip(state_rows.tolist(), query_positions.tolist(), num_slots.tolist(), strict=True)
+    ):
+        z = dense[index].flatten()[:n]
+        _fold(vertical[state, :n], z, decay[index], gain[index])
+        # Slot i lies at offset q - i: the offsets run backwards, from q - n + 1 up to q.
+        first, last = max(q - n + 1, 0), min(q, diagonal.shape[1] - 1)
+        if first <= last:
+            backwards = z[q - last : q - first + 1].flip(0)
+            _fold(diagonal[state, first : last + 1], backwards, decay[index], gain[index])
+    return observed.any(-1)
+
+
+def _fold(history: Tensor, z: Tensor, decay: Tensor, gain: Tensor) -> None:
+    """Update a run of history in place where there is an observation."""
+    history.copy_(torch.where(z.isnan(), history, decay * history + gain * z))

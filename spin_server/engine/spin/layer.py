@@ -3,6 +3,7 @@
 Knows nothing of vLLM: it takes lengths and positions and gives block lists.
 """
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -131,21 +132,23 @@ class SpinLayer:
         Args:
             plan: of this step.
             rows: the decode rows of the step.
-            scores: (float32): [rows, at least the longest compact length]; column c of a row is
+            scores: (float32): [rows, at most width * block_size]; column c of a row is
                 slot blocks[row, c // block_size] * block_size + c % block_size.
         """
         if plan.step is None or plan.inputs is None:
             return
-        width = plan.step.blocks.shape[1] * self.options.block_size
-        compact = scores.new_full((len(plan.active), 1, width), torch.nan)
-        listed = min(width, scores.shape[1])
-        compact[:, 0, :listed] = scores[plan.active, :listed]
+        # The listed blocks alone, of a plan as wide as the longest context.
+        step = dataclasses.replace(plan.step, blocks=plan.step.blocks[:, : plan.blocks.shape[1]])
+        compact = scores.new_full(
+            (len(plan.active), 1, plan.blocks.shape[1] * self.options.block_size), torch.nan
+        )
+        compact[:, 0, : scores.shape[1]] = scores[plan.active]
         commit_step(
             self.options,
             self.table.rows(rows.policies[plan.active]),
             self.state,
             plan.inputs,
-            plan.step,
+            step,
             compact,
             torch.zeros(len(plan.active), dtype=torch.int64),
         )
