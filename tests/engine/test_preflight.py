@@ -71,6 +71,16 @@ def test_cpu_without_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         preflight.check_cpu()
 
 
+def test_missing_libnuma_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    preflight.check_cpu()
+    monkeypatch.setattr(preflight.ctypes, "CDLL", missing)
+    with pytest.raises(StartupError, match=r"libnuma\.so\.1: .* apt-get install libnuma1"):
+        preflight.check_cpu()
+
+
 @pytest.mark.parametrize(
     ("installed", "message"),
     [
