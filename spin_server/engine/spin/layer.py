@@ -34,7 +34,7 @@ class LayerPlan:
             without a history with all their blocks.
         counts: (int32): [rows]; listed blocks.
         active: (int64): [steps]; the rows that are steps of SPIN's.
-        step, inputs, policies: of the active rows.
+        step, inputs: of the active rows; None where there are none.
     """
 
     blocks: Tensor
