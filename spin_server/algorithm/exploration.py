@@ -60,11 +60,10 @@ def exploration_keys(
     Returns:
         (int64): [rows, width]; smaller is explored first.
     """
+    used = [EXPLORATION_POLICIES[index] for index in sorted(set(policy.tolist()))]
     keys = torch.zeros(block_scores.shape, dtype=torch.int64, device=block_scores.device)
-    for name in ("random", "block_age", "staleness"):
+    for name in used:
         rows = (policy == EXPLORATION_POLICIES.index(name)).nonzero()[:, 0]
-        if len(rows) == 0:
-            continue
         if name == "random":
             keys[rows] = counter_draw(
                 request_keys[rows],
@@ -75,6 +74,6 @@ def exploration_keys(
             )
         elif name == "block_age":
             keys[rows] = last_observed[rows]
-        else:
+        elif name == "staleness":
             keys[rows] = -staleness_rank(block_scores[rows], last_observed[rows], visible[rows])
     return keys

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spin_server.policy.policy import EXPLORATION_POLICIES, Policy
+from spin_server.policy.policy import BUDGET_MODES, EXPLORATION_POLICIES, Policy
 from spin_server.policy.ratio import BILLION
 
 
@@ -18,6 +18,7 @@ class PolicyRows:
         sparsity, exploration: (int64) billionths.
         exploration_policy: (int64) index into EXPLORATION_POLICIES.
         decay, gain: (float32) the EMA's weights of history and observation, each rounded once.
+        budget_mode: (int64) index into BUDGET_MODES.
         probe_period: (int64) steps, 0 for never.
     """
 
@@ -26,6 +27,7 @@ class PolicyRows:
     exploration_policy: Tensor
     decay: Tensor
     gain: Tensor
+    budget_mode: Tensor
     probe_period: Tensor
 
     @classmethod
@@ -40,5 +42,6 @@ class PolicyRows:
             ),
             decay=torch.tensor([d / BILLION for d in decays], dtype=torch.float32),
             gain=torch.tensor([(BILLION - d) / BILLION for d in decays], dtype=torch.float32),
+            budget_mode=torch.tensor([BUDGET_MODES.index(p.budget) for p in policies]),
             probe_period=torch.tensor([p.probe_period for p in policies]),
         )

@@ -41,6 +41,16 @@ class SpinState:
             steps=torch.zeros(num_states, dtype=torch.int64),
         )
 
+    @staticmethod
+    def num_bytes(num_states: int, *, num_positions: int, num_offsets: int, num_blocks: int) -> int:
+        """Say how many bytes `zeros` takes for the same sizes."""
+        return num_states * (4 * (num_positions + num_offsets) + 8 * (num_blocks + 1))
+
+    def bytes_held(self) -> int:
+        """Count the bytes of all histories."""
+        tensors = (self.vertical, self.diagonal, self.last_observed, self.steps)
+        return sum(tensor.nbytes for tensor in tensors)
+
     def reset(self, state_rows: Tensor) -> None:
         """Forget everything that these states observed; their next step is dense.
 

@@ -151,7 +151,7 @@ def plan_step(
     visible = torch.arange(width) < num_blocks[:, None]
 
     block_scores = _predict(options, state, inputs, num_blocks, width)
-    rank, _ = block_rank(block_scores, num_blocks)
+    rank = block_rank(block_scores, num_blocks)
     if wanted is None:
         wanted_rows = keep_count(num_blocks, sparsity)
     else:
@@ -170,7 +170,7 @@ def plan_step(
         layers=inputs.layers.repeat_interleave(rows),
         seed=options.seed,
     )
-    outcomes = block_select(block_scores, num_blocks, budgets, explored, keys)
+    outcomes = block_select(rank, num_blocks, budgets, explored, keys)
     total = num_blocks
     if options.variant == "A0":
         budgets, total = keep_count(num_slots, sparsity), num_slots

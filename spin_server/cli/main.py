@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from spin_server import __version__
-from spin_server.cli import replay, serve, tiny_model
+from spin_server.cli import doctor, replay, serve, tiny_model
 from spin_server.cli.exit_codes import BAD_INPUT, START_FAILED
 from spin_server.errors import InputError, SpinError
 
@@ -20,7 +20,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"spin-server {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (serve, replay, tiny_model):
+    for module in (serve, doctor, replay, tiny_model):
         module.add_parser(commands)
     return parser
 

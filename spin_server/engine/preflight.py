@@ -41,26 +41,35 @@ def check_port(host: str, port: int) -> None:
         ) from None
 
 
-def check_memory(model: str, kv_cache_bytes: int | None) -> None:
+def check_memory(model: str, kv_cache_bytes: int | None, spin_bytes: int) -> str:
     """Refuse to start what this machine's memory cannot hold.
 
     Args:
         model: a model folder, whose weights are counted; a name counts as nothing.
         kv_cache_bytes: the KV cache asked for; None where vLLM sizes it to what is free.
+        spin_bytes: SPIN's histories.
+
+    Returns:
+        What is needed and what there is, in words.
 
     Raises:
         StartupError: less memory is available than is needed.
     """
-    weights = sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
-    needed = _PROCESSES_BYTES + weights + (kv_cache_bytes or 0)
-    available = _available_bytes()
+    parts = {
+        "weights": sum(file.stat().st_size for file in Path(model).glob("*.safetensors")),
+        "KV cache": kv_cache_bytes or 0,
+        "SPIN's histories": spin_bytes,
+        "processes": _PROCESSES_BYTES,
+    }
+    needed, available = sum(parts.values()), _available_bytes()
+    listed = ", ".join(f"{size / _GIB:.2f} {name}" for name, size in parts.items())
     if available < needed:
         raise StartupError(
-            f"memory: expected {needed / _GIB:.1f} GiB available "
-            f"({weights / _GIB:.1f} weights, {(kv_cache_bytes or 0) / _GIB:.1f} KV cache, "
-            f"{_PROCESSES_BYTES / _GIB:.1f} processes), got {available / _GIB:.1f} GiB; "
-            "free some, or lower --kv-cache-memory-bytes"
+            f"memory: expected {needed / _GIB:.1f} GiB available ({listed}), got "
+            f"{available / _GIB:.1f} GiB; free some, or lower --kv-cache-memory-bytes, "
+            "--max-num-seqs or --max-model-len"
         )
+    return f"{needed / _GIB:.1f} GiB needed ({listed}), {available / _GIB:.1f} available"
 
 
 def _available_bytes() -> int:

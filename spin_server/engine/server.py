@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -16,6 +17,7 @@ from spin_server import environment
 from spin_server.engine import preflight, presence
 from spin_server.engine.model_support import indexer_geometry
 from spin_server.engine.spin.admission import PolicyGate
+from spin_server.engine.spin.layers import history_bytes
 from spin_server.engine.spin.metrics import SpinCollector, poll
 from spin_server.engine.spin.settings import CONFIG_KEY, SpinSettings
 from spin_server.errors import InputError, StartupError, UnsupportedError
@@ -74,8 +76,6 @@ def serve(model: str, vllm_arguments: Sequence[str], settings: SpinSettings) -> 
         **(args.additional_config or {}),
         CONFIG_KEY: settings.model_dump(mode="json"),
     }
-    if on_cpu:
-        preflight.check_memory(args.model, args.kv_cache_memory_bytes)
 
     import uvloop
 
@@ -137,14 +137,18 @@ def _refuse_beside_spin(args: argparse.Namespace) -> None:
             )
 
 
-def check_model(args: argparse.Namespace) -> None:
+def check_model(args: argparse.Namespace) -> int:
     """Refuse a model without an indexer that SPIN serves, whatever overrides were given.
+
+    Returns:
+        Bytes that SPIN's histories take in each worker, at most.
 
     Raises:
         UnsupportedError: the reason.
         InputError: vLLM cannot make sense of the arguments.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
 
     try:
         model_config = AsyncEngineArgs.from_cli_args(args).create_model_config()
@@ -152,7 +156,15 @@ def check_model(args: argparse.Namespace) -> None:
         raise InputError(
             "vLLM's arguments", "a model that vLLM can serve", _in_one_line(error)
         ) from None
-    indexer_geometry(model_config.hf_config.to_dict())
+    geometry = indexer_geometry(model_config.hf_config.to_dict())
+    # vLLM may lower its own default further, never raise it.
+    defaults = AsyncEngineArgs.get_batch_defaults(args.tensor_parallel_size)[1]
+    requests = args.max_num_seqs or defaults[UsageContext.OPENAI_API_SERVER]
+    return history_bytes(
+        len(geometry.layers),
+        num_states=requests,
+        max_slots=model_config.max_model_len // geometry.compress_ratio,
+    )
 
 
 def _in_one_line(error: Exception) -> str:
@@ -171,11 +183,24 @@ def _require(process: str, required: Sequence[str], active: Sequence[str]) -> No
         )
 
 
-async def _verify(engine_client: Any, required: Sequence[str]) -> int:
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What the processes of the engine answered.
+
+    Args:
+        plugins: active plugins by process, the front end included.
+        spin_bytes: what SPIN's histories take in each worker.
+    """
+
+    plugins: dict[str, list[str]]
+    spin_bytes: int
+
+
+async def _verify(engine_client: Any, required: Sequence[str]) -> Verified:
     """Ask the engine core and every worker for their active plugins.
 
-    Returns:
-        How many processes were asked, the front end included.
+    Raises:
+        StartupError: a plugin or a kernel is missing somewhere.
     """
     try:
         cores = await engine_client.engine_core.call_utility_all_async("spin_plugins")
@@ -184,25 +209,31 @@ async def _verify(engine_client: Any, required: Sequence[str]) -> int:
             f"engine core: expected vLLM plugins {', '.join(required)} to be active, but it does "
             f"not answer for them ({_in_one_line(error)})"
         ) from error
-    for index, active in enumerate(cores):
-        _require(f"engine core {index}", required, active)
     reports = await engine_client.collective_rpc("spin_presence")
+    plugins = {
+        "front end": presence.active_plugins(),
+        **{f"engine core {index}": active for index, active in enumerate(cores)},
+        **{f"worker {r['rank']} (process {r['pid']})": r["plugins"] for r in reports},
+    }
+    for process, active in plugins.items():
+        _require(process, required, active)
     for report in reports:
-        process = f"worker {report['rank']} (process {report['pid']})"
-        _require(process, required, report["plugins"])
         if report["missing_kernels"]:
-            kernels = ", ".join(report["missing_kernels"])
-            raise StartupError(f"{process}: no replacement in place for the kernels {kernels}")
-    return 1 + len(cores) + len(reports)
+            raise StartupError(
+                f"worker {report['rank']} (process {report['pid']}): no replacement in place for "
+                f"the kernels {', '.join(report['missing_kernels'])}"
+            )
+    return Verified(plugins, max(report["spin_bytes"] for report in reports))
 
 
 def _export_metrics(
-    args: argparse.Namespace, engine_client: Any, settings: SpinSettings
+    args: argparse.Namespace, engine_client: Any, settings: SpinSettings, verified: Verified
 ) -> "asyncio.Task[None]":
     """Add SPIN's metrics to vLLM's, and keep them fresh."""
     from vllm.v1.metrics.prometheus import get_prometheus_registry
 
-    collector = SpinCollector((args.served_model_name or [args.model])[0], settings)
+    name = (args.served_model_name or [args.model])[0]
+    collector = SpinCollector(name, settings, verified.plugins)
     get_prometheus_registry().register(collector)
     return asyncio.create_task(poll(engine_client, collector, _METRICS_PERIOD_SECONDS))
 
@@ -215,9 +246,15 @@ async def _serve(
         build_async_engine_client,
     )
     from vllm.entrypoints.launchers.launcher import setup_server
+    from vllm.platforms import current_platform
     from vllm.utils.system_utils import decorate_logs
 
-    check_model(args)
+    spin_bytes = check_model(args)
+    if not settings.enabled:
+        spin_bytes = 0
+    if current_platform.is_cpu():
+        memory = preflight.check_memory(args.model, args.kv_cache_memory_bytes, spin_bytes)
+        logger.info("memory: %s", memory)
     decorate_logs("APIServer", skip_if_decorated=True)
     listen_address, sock = setup_server(args, reuse_port=False)
     stopped = False
@@ -226,9 +263,9 @@ async def _serve(
             engine_client = await stack.enter_async_context(build_async_engine_client(args))
         except (RuntimeError, ValueError, OSError) as error:
             raise StartupError(f"the engine did not start: {_in_one_line(error)}") from error
-        processes = await _verify(engine_client, required)
+        verified = await _verify(engine_client, required)
         PolicyGate(settings).guard(engine_client)
-        polling = _export_metrics(args, engine_client, settings)
+        polling = _export_metrics(args, engine_client, settings, verified)
         shutdown = engine_client.shutdown
 
         def note_and_shutdown(*arguments: Any, **keywords: Any) -> None:
@@ -238,7 +275,9 @@ async def _serve(
 
         # vLLM's signal handler calls this; its watchdog, which sees an engine die, does not.
         engine_client.shutdown = note_and_shutdown
-        announcement = asyncio.create_task(_announce(args, listen_address, processes, started))
+        announcement = asyncio.create_task(
+            _announce(args, listen_address, verified, settings, started)
+        )
         server_shutdown = await build_and_serve(engine_client, listen_address, sock, args)
         announcement.cancel()
         polling.cancel()
@@ -252,7 +291,13 @@ async def _serve(
     return not died
 
 
-async def _announce(args: argparse.Namespace, url: str, processes: int, started: float) -> None:
+async def _announce(
+    args: argparse.Namespace,
+    url: str,
+    verified: Verified,
+    settings: SpinSettings,
+    started: float,
+) -> None:
     """Say that the server is ready once it accepts connections, and what to try."""
     while not args.uds:
         try:
@@ -267,9 +312,18 @@ async def _announce(args: argparse.Namespace, url: str, processes: int, started:
     curl = (
         f"curl -N {url}/v1/completions -H 'content-type: application/json' -d {shlex.quote(body)}"
     )
+    policy = settings.default
+    spin = (
+        f"SPIN skips {float(policy.sparsity):.0%} of the blocks and explores with "
+        f"{float(policy.exploration):.0%} of the rest; its histories take "
+        f"{verified.spin_bytes / 2**30:.2f} GiB in each worker"
+        if settings.enabled
+        else "SPIN is off"
+    )
     print(
         f"\nspin-server: ready at {url} after {time.monotonic() - started:.0f} s; "
-        f"plugins checked in {processes} processes (launcher: {os.getpid()})\n\n"
+        f"plugins checked in {len(verified.plugins)} processes (launcher: {os.getpid()})\n"
+        f"{spin}\n\n"
         f"Stream a completion:\n  {curl}\n",
         flush=True,
     )

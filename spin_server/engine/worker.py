@@ -18,14 +18,18 @@ class SpinWorkerExtension:
     rank: int
 
     def spin_presence(self) -> dict[str, Any]:
-        """Report this worker: `rank`, `pid`, `plugins` (active ones) and `missing_kernels`
-        (metadata kernels that have no replacement in place, on a CPU).
+        """Report this worker: `rank`, `pid`, `plugins` (active ones), `missing_kernels` (metadata
+        kernels that have no replacement in place, on a CPU) and `spin_bytes` (of histories).
         """
+        from spin_server.engine.spin.worker_state import worker_spin
+
+        layers = worker_spin().layers
         report: dict[str, Any] = {
             "rank": self.rank,
             "pid": os.getpid(),
             "plugins": active_plugins(),
             "missing_kernels": [],
+            "spin_bytes": 0 if layers is None else layers.state.bytes_held(),
         }
         if "spin_cpu" in report["plugins"]:
             from spin_server.engine.cpu.plugin import missing_kernels

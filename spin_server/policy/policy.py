@@ -7,8 +7,10 @@ from spin_server.errors import InputError
 from spin_server.policy.ratio import Ratio
 
 ExplorationPolicy = Literal["random", "block_age", "staleness", "none"]
+BudgetMode = Literal["uniform"]
 
 EXPLORATION_POLICIES: tuple[ExplorationPolicy, ...] = get_args(ExplorationPolicy)
+BUDGET_MODES: tuple[BudgetMode, ...] = get_args(BudgetMode)
 DEFAULT_SPARSITY = Ratio.parse("sparsity", "0.30")
 DEFAULT_EXPLORATION = Ratio.parse("exploration", "0.05")
 DEFAULT_EMA_DECAY = Ratio.parse("ema_decay", "0.5")
@@ -23,6 +25,7 @@ class Policy:
         exploration: share of the kept budget spent on blocks outside the top-ranked set.
         exploration_policy: which of those blocks to take.
         ema_decay: share of history that an observation keeps, 0..1.
+        budget: how the layers share the budget.
         probe_period: every how many steps since a reset one step is dense; 0 for never.
 
     Raises:
@@ -33,6 +36,7 @@ class Policy:
     exploration: Ratio = DEFAULT_EXPLORATION
     exploration_policy: ExplorationPolicy = "random"
     ema_decay: Ratio = DEFAULT_EMA_DECAY
+    budget: BudgetMode = "uniform"
     probe_period: int = 0
 
     def __post_init__(self) -> None:
@@ -42,5 +46,7 @@ class Policy:
                 f"one of {', '.join(EXPLORATION_POLICIES)}",
                 self.exploration_policy,
             )
+        if self.budget not in BUDGET_MODES:
+            raise InputError("budget", f"one of {', '.join(BUDGET_MODES)}", self.budget)
         if self.probe_period < 0:
             raise InputError("probe_period", "0 (never) or more", self.probe_period)

@@ -43,9 +43,11 @@ def test_too_little_memory_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path:
     memory = SimpleNamespace(available=5 * gib)
     monkeypatch.setattr(preflight.psutil, "virtual_memory", lambda: memory)
     monkeypatch.setattr(preflight, "_CGROUP", tmp_path / "none")
-    preflight.check_memory(str(tmp_path), gib)
-    with pytest.raises(StartupError, match=r"expected 5\.5 GiB .*1\.0 weights.* got 5\.0 GiB"):
-        preflight.check_memory(str(tmp_path), 2 * gib)
+    preflight.check_memory(str(tmp_path), gib, 0)
+    with pytest.raises(StartupError, match=r"expected 5\.5 GiB .*1\.00 weights.* got 5\.0 GiB"):
+        preflight.check_memory(str(tmp_path), 2 * gib, 0)
+    with pytest.raises(StartupError, match=r"1\.00 SPIN's histories"):
+        preflight.check_memory(str(tmp_path), gib, gib)
 
 
 def test_containers_memory_limit_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -56,11 +58,11 @@ def test_containers_memory_limit_counts(monkeypatch: pytest.MonkeyPatch, tmp_pat
     (tmp_path / "memory.max").write_text(f"{6 * gib}\n")
     (tmp_path / "memory.current").write_text(f"{4 * gib}\n")
     (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {gib}\n")
-    preflight.check_memory(str(tmp_path), gib // 2)
+    preflight.check_memory(str(tmp_path), gib // 2, 0)
     with pytest.raises(StartupError, match=r"got 3\.0 GiB"):
-        preflight.check_memory(str(tmp_path), gib)
+        preflight.check_memory(str(tmp_path), gib, 0)
     (tmp_path / "memory.max").write_text("max\n")
-    preflight.check_memory(str(tmp_path), gib)
+    preflight.check_memory(str(tmp_path), gib, 0)
 
 
 def test_cpu_without_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import torch
 from spin_kernels.block_list import block_list, block_slots
 from spin_kernels.block_pool import block_pool
 from spin_kernels.block_predict import slot_predict
-from spin_kernels.block_select import block_select, stable_rank
+from spin_kernels.block_select import block_rank, block_select, stable_rank
 from spin_kernels.counter_draw import counter_draw, seed_key
 from spin_kernels.ema_update import ema_update
 
@@ -39,9 +39,10 @@ def test_offsets_outside_the_diagonal_neither_wrap_nor_clamp() -> None:
 
 def test_equal_scores_go_to_the_lower_block_whatever_the_sign_of_zero() -> None:
     scores = torch.tensor([[-5.0, -0.0, 0.0, -0.0, 0.0, -7.0]])
+    blocks = torch.tensor([6])
     outcomes = block_select(
-        scores,
-        torch.tensor([6]),
+        block_rank(scores, blocks),
+        blocks,
         torch.tensor([4]),
         torch.tensor([0]),
         torch.zeros(1, 6, dtype=torch.int64),
@@ -53,7 +54,9 @@ def test_equal_scores_go_to_the_lower_block_whatever_the_sign_of_zero() -> None:
 def test_exploration_takes_the_smallest_keys_outside_the_top() -> None:
     scores = torch.tensor([[0.0, 9.0, 8.0, 7.0, 6.0, 5.0, -INF]])
     keys = torch.tensor([[0, 1, 2, 9, 4, 4, 0]])
-    outcomes = block_select(scores, torch.tensor([6]), torch.tensor([4]), torch.tensor([1]), keys)
+    blocks = torch.tensor([6])
+    rank = block_rank(scores, blocks)
+    outcomes = block_select(rank, blocks, torch.tensor([4]), torch.tensor([1]), keys)
     # Forced 0 and 5, best 1; of 2, 3 and 4 the smallest key is 2's; 6 is not visible.
     assert outcomes.tolist() == [[3, 1, 2, 0, 0, 3, -1]]
 

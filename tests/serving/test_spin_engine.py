@@ -4,7 +4,6 @@ import collections
 import concurrent.futures
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,13 +11,13 @@ import live_server
 import numpy as np
 import pytest
 from live_server import LiveServer
+from recorded import replayed
 from test_serving import text
 
 from spin_server.algorithm.options import SpinOptions
+from spin_server.cli.main import main
 from spin_server.policy.policy import ExplorationPolicy, Policy
 from spin_server.policy.ratio import Ratio
-from spin_server.replay.runner import replay
-from spin_server.replay.trace import load_trace
 from spin_server.tiny_model.checkpoint import write_checkpoint
 from spin_server.tiny_model.config import tiny_config
 
@@ -78,16 +77,6 @@ def spin_server(folder: Path) -> Iterator[LiveServer]:
         yield server
 
 
-def metrics(server: LiveServer) -> dict[str, float]:
-    with urllib.request.urlopen(server.url + "/metrics", timeout=10) as response:
-        lines = response.read().decode().splitlines()
-    return {
-        line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1])
-        for line in lines
-        if line.startswith("spin_")
-    }
-
-
 def test_engine_scores_what_replay_scores_and_counts_it(
     spin_server: LiveServer, folder: Path
 ) -> None:
@@ -110,23 +99,19 @@ def test_engine_scores_what_replay_scores_and_counts_it(
         time.sleep(0.2)
     counted: collections.Counter[str] = collections.Counter()
     seen = set()
+    policies = [Policy(), *(policy(name) for name in names)]
     for path in paths:
-        recorded = dict(np.load(path))
-        name = names[int(recorded["policy"]) - 1]
-        seen.add(name)
-        trace = load_trace(path)
-        assert trace.layers.tolist() == [1, 3]
-        assert trace.scores.shape[1] >= 39
-        records = replay(trace, SpinOptions(seed=SEED), policy(name))
-        for layer, steps in enumerate(records):
-            for index, step in enumerate(steps):
-                blocks = recorded["scored_blocks"][layer, index]
-                assert blocks[blocks >= 0].tolist() == step.blocks, (name, layer, index)
-                if step.dense:
-                    counted["dense"] += step.num_blocks
-                else:
-                    counted["kept"] += len(step.blocks)
-                    counted["skipped"] += step.num_blocks - len(step.blocks)
+        with np.load(path) as recorded:
+            seen.add(names[int(recorded["policy"]) - 1])
+            assert recorded["layers"].tolist() == [1, 3]
+            assert recorded["scores"].shape[1] >= 39
+        records = replayed(path, SpinOptions(seed=SEED), policies)
+        for step in (step for steps in records for step in steps):
+            if step.dense:
+                counted["dense"] += step.num_blocks
+            else:
+                counted["kept"] += len(step.blocks)
+                counted["skipped"] += step.num_blocks - len(step.blocks)
         assert sum(len(step.blocks) < step.num_blocks for step in records[0]) > 20
     assert seen == set(names)
 
@@ -135,7 +120,7 @@ def test_engine_scores_what_replay_scores_and_counts_it(
         exported = {
             outcome: sum(
                 value
-                for sample, value in metrics(spin_server).items()
+                for sample, value in spin_server.metrics().items()
                 if sample.startswith("spin_kv_blocks_total") and f'outcome="{outcome}"' in sample
             )
             for outcome in ("exploit", "explore", "forced", "skipped", "dense")
@@ -157,6 +142,17 @@ def test_several_prompts_and_choices_of_one_request_share_its_policy(
     assert len(spin_server.post("/v1/completions", body)["choices"]) == 4
 
 
+def test_doctor_examines_the_running_server(
+    spin_server: LiveServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--url", spin_server.url]) == 0
+    out = capsys.readouterr().out
+    for process in ("front end", "engine core 0", "worker 0"):
+        assert f"ok      server: {process}" in out
+    assert "plugins spin, spin_cpu active" in out
+    assert "ok      server: realized sparsity: " in out
+
+
 def test_policy_of_a_client_is_checked(spin_server: LiveServer) -> None:
     for arguments in ({"spin_policy": "greedy"}, {"spin_sparsity": 1}):
         with pytest.raises(urllib.error.HTTPError) as caught:
@@ -164,34 +160,3 @@ def test_policy_of_a_client_is_checked(spin_server: LiveServer) -> None:
         assert caught.value.code == 400
         caught.value.close()
     assert spin_server.healthy()
-
-
-def test_all_blocks_kept_gives_the_tokens_of_the_unmodified_indexer(folder: Path) -> None:
-    model = folder / "model"  # made by the fixture of the other tests, or here
-    overrides = {"num_hidden_layers": 4, "compress_ratios": [0, 4, 128, 4, 0], "index_n_heads": 8}
-    write_checkpoint(model, tiny_config(overrides), seed=0)
-    lengths = (12, 2040, 3000, 6000)
-    tokens: dict[str, list[str]] = {}
-    for name, arguments in (
-        ("off", ("--spin-off",)),
-        ("all kept", ("--spin-sparsity", "0", "--spin-exploration", "0.2")),
-    ):
-        limits = ("--max-model-len", "16384", "--max-num-batched-tokens", "1024")
-        with live_server.running(model, folder / name, *limits, *arguments) as server:
-
-            def ask(length: int, server: LiveServer = server) -> str:
-                answer = server.complete(text(length, seed=length), max_tokens=40)
-                return str(answer["choices"][0]["text"])
-
-            # Cold, then from the prefix cache: one after another, for batches change near-ties.
-            tokens[name] = [ask(length) for length in (*lengths, *lengths)]
-            turns = text(3000, seed=1)
-            for _ in range(3):
-                turns += str(server.complete(turns, max_tokens=20)["choices"][0]["text"])
-            tokens[name].append(turns)
-            if name == "all kept":
-                time.sleep(6)  # one metrics period
-                exported = metrics(server)
-                assert sum(v for k, v in exported.items() if 'outcome="skipped"' in k) == 0
-                assert sum(v for k, v in exported.items() if 'outcome="exploit"' in k) > 0
-    assert tokens["all kept"] == tokens["off"]

@@ -59,6 +59,13 @@ class LiveServer:
         with urllib.request.urlopen(self.url + "/health", timeout=10) as response:
             return bool(response.status == 200)
 
+    def metrics(self) -> dict[str, float]:
+        """Every sample, by its name with labels."""
+        with urllib.request.urlopen(self.url + "/metrics", timeout=10) as response:
+            lines = response.read().decode().splitlines()
+        samples = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in samples}
+
     def engine_process(self, title: str) -> psutil.Process:
         for child in psutil.Process(self.process.pid).children(recursive=True):
             if child.cmdline()[:1] == [title]:

@@ -29,15 +29,18 @@ def slot_predict(
 
     Source: SPIN, equation for the predicted slot score (arXiv 2610.09025).
     """
-    slots = torch.arange(num_slots, device=vertical.device)
     v = vertical.new_zeros(len(state_rows), num_slots)
+    d = diagonal.new_zeros(len(state_rows), num_slots)
     stored = min(num_slots, vertical.shape[1])
-    v[:, :stored] = vertical[state_rows, :stored]
-
-    offsets = query_positions[:, None] - slots  # [rows, num_slots]
-    inside = (offsets >= 0) & (offsets < diagonal.shape[1])
-    d = diagonal[state_rows[:, None], offsets.where(inside, 0)]
-    return torch.maximum(v, d.masked_fill(~inside, 0.0))
+    for row, (state, q) in enumerate(
+        zip(state_rows.tolist(), query_positions.tolist(), strict=True)
+    ):
+        v[row, :stored] = vertical[state, :stored]
+        # Slot i lies at offset q - i: the offsets run backwards, from q - num_slots + 1 up to q.
+        first, last = max(q - num_slots + 1, 0), min(q, diagonal.shape[1] - 1)
+        if first <= last:
+            d[row, q - last : q - first + 1] = diagonal[state, first : last + 1].flip(0)
+    return torch.maximum(v, d)
 
 
 def block_predict(

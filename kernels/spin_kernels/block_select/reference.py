@@ -25,7 +25,7 @@ def stable_rank(keys: Tensor, *, descending: bool = False) -> Tensor:
     return torch.empty_like(order).scatter_(-1, order, places)
 
 
-def block_rank(block_scores: Tensor, num_blocks: Tensor) -> tuple[Tensor, Tensor]:
+def block_rank(block_scores: Tensor, num_blocks: Tensor) -> Tensor:
     """Rank blocks as SPIN takes them: forced first, then by predicted score, then by index.
 
     The forced blocks are the sink (0) and the newest (num_blocks - 1).
@@ -35,17 +35,18 @@ def block_rank(block_scores: Tensor, num_blocks: Tensor) -> tuple[Tensor, Tensor
         num_blocks: (int64): [rows]; visible blocks.
 
     Returns:
-        rank (int64): [rows, width], invisible blocks last; forced (bool): [rows, width].
+        (int64): [rows, width]; invisible blocks last.
     """
     index = torch.arange(block_scores.shape[-1], device=block_scores.device)
-    visible = index < num_blocks[:, None]
-    forced = visible & ((index == 0) | (index == num_blocks[:, None] - 1))
-    keys = block_scores.masked_fill(~visible, -torch.inf).masked_fill(forced, torch.inf)
-    return stable_rank(keys, descending=True), forced
+    newest = num_blocks[:, None] - 1
+    keys = block_scores.masked_fill(index > newest, -torch.inf)
+    return stable_rank(
+        keys.masked_fill_((index == newest) | (index == 0), torch.inf), descending=True
+    )
 
 
 def block_select(
-    block_scores: Tensor,
+    rank: Tensor,
     num_blocks: Tensor,
     budgets: Tensor,
     num_explored: Tensor,
@@ -53,12 +54,12 @@ def block_select(
 ) -> Tensor:
     """Choose `budgets` blocks per row, `num_explored` of them by the exploration keys.
 
-    Exploitation takes budgets - num_explored blocks in the order of `block_rank`. Exploration
+    Exploitation takes budgets - num_explored blocks in the order of their rank. Exploration
     then takes, of the visible blocks left, those with the smallest keys; ties go to the lower
     index.
 
     Args:
-        block_scores: (float): [rows, width]; predicted scores, finite for visible blocks.
+        rank: (int64): [rows, width]; from `block_rank`.
         num_blocks: (int64): [rows]; visible blocks.
         budgets: (int64): [rows]; blocks to keep, from the number of forced ones to num_blocks.
         num_explored: (int64): [rows]; at most budgets minus the number of forced blocks.
@@ -69,16 +70,14 @@ def block_select(
 
     Source: SPIN, block selection with exploration (arXiv 2610.09025).
     """
-    rank, forced = block_rank(block_scores, num_blocks)
+    # The order of the rank is: forced, exploited, candidates for exploration, invisible.
     exploited = rank < (budgets - num_explored)[:, None]
-    visible = torch.arange(rank.shape[-1], device=rank.device) < num_blocks[:, None]
-    candidates = visible & ~exploited
-    explored_rank = stable_rank(exploration_keys.masked_fill(~candidates, _NEVER))
-    explored = candidates & (explored_rank < num_explored[:, None])
+    visible = rank < num_blocks[:, None]
+    forced = rank < num_blocks.clamp(max=2)[:, None]
+    closed = exploited | ~visible
+    explored_rank = stable_rank(exploration_keys.masked_fill(closed, _NEVER))
+    explored = (explored_rank < num_explored[:, None]) & ~closed
 
-    outcomes = torch.full(rank.shape, INVISIBLE, dtype=torch.int8, device=rank.device)
-    outcomes[visible] = SKIPPED
-    outcomes[exploited & visible] = EXPLOIT
-    outcomes[explored] = EXPLORE
-    outcomes[forced] = FORCED
-    return outcomes
+    outcomes = torch.full(rank.shape, SKIPPED, dtype=torch.int8, device=rank.device)
+    outcomes.masked_fill_(exploited, EXPLOIT).masked_fill_(explored, EXPLORE)
+    return outcomes.masked_fill_(forced, FORCED).masked_fill_(~visible, INVISIBLE)

@@ -44,19 +44,17 @@ def counter_draw(
     = (block, position's low word, layer, position's high word); the result is output word 0.
     """
     key = request_keys ^ seed_key(seed)
-    k0, k1 = (key & _WORD)[:, None], ((key >> 32) & _WORD)[:, None]
-    blocks = torch.arange(num_blocks, device=key.device).expand(len(key), num_blocks)
-    c0, c1 = blocks, (query_positions & _WORD)[:, None].expand_as(blocks)
-    c2 = (layers & _WORD)[:, None].expand_as(blocks)
-    c3 = ((query_positions >> 32) & _WORD)[:, None].expand_as(blocks)
-    for _ in range(_ROUNDS):
+    halves = torch.stack((key, key >> 32)) & _WORD
+    multipliers, key_steps = key.new_tensor(_MULTIPLIERS), key.new_tensor(_KEY_STEPS)
+    zeros = key.new_zeros(len(key), num_blocks)
+    blocks = torch.arange(num_blocks, device=key.device)
+    # Words (0, 2), which are multiplied, and words (1, 3): [2, rows, num_blocks] each.
+    even = torch.stack((zeros + blocks, zeros + (layers & _WORD)[:, None]))
+    odd = zeros + (torch.stack((query_positions, query_positions >> 32)) & _WORD)[:, :, None]
+    for number in range(_ROUNDS):
+        round_key = (halves + number * key_steps[:, None]) & _WORD
         # int64 products wrap modulo 2**64, which leaves both 32-bit halves exact.
-        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = (
-            ((p1 >> 32) & _WORD) ^ c1 ^ k0,
-            p1 & _WORD,
-            ((p0 >> 32) & _WORD) ^ c3 ^ k1,
-            p0 & _WORD,
-        )
-        k0, k1 = (k0 + _KEY_STEPS[0]) & _WORD, (k1 + _KEY_STEPS[1]) & _WORD
-    return c0
+        product = (even * multipliers[:, None, None]).flip(0)
+        even = ((product >> 32) & _WORD) ^ odd ^ round_key[:, :, None]
+        odd = product & _WORD
+    return even[0]

@@ -21,7 +21,7 @@ from vllm.model_executor.models.utils import extract_layer_index
 
 from spin_server.algorithm.options import SpinOptions
 from spin_server.engine.model_support import indexer_geometry
-from spin_server.engine.spin.layer import LayerPlan, SpinLayer
+from spin_server.engine.spin.layers import LayerPlan, SpinLayers
 from spin_server.engine.spin.recorder import Recorder
 from spin_server.engine.spin.requests import StepRows
 from spin_server.engine.spin.settings import read_settings
@@ -32,21 +32,19 @@ PAGE_SLOTS = 64
 COMPRESS_RATIO = 4
 
 
-def compact(decode: Any, plan: LayerPlan, num_slots: Tensor) -> tuple[Tensor, Tensor]:
+def narrow(decode: Any, plan: LayerPlan) -> Any:
     """Narrow a decode batch to the listed blocks.
 
     Args:
         decode: vLLM's decode metadata; its block table is [rows, pages].
         plan: the listed blocks; each row's newest block comes last.
-        num_slots: (int64): [rows].
 
     Returns:
-        block table (int32): [rows, width]; lengths: [rows], in slots.
+        The metadata with a compact block table, [rows, width], and compact lengths, in slots.
     """
-    table = decode.block_table[: len(num_slots)].gather(1, plan.blocks.clamp(min=0).long())
-    newest = num_slots - (num_slots - 1) // PAGE_SLOTS * PAGE_SLOTS  # slots in the newest block
-    lengths = torch.where(num_slots > 0, (plan.counts - 1) * PAGE_SLOTS + newest, 0)
-    return table.contiguous(), lengths.to(decode.seq_lens.dtype)
+    table = decode.block_table[: len(plan.blocks)].gather(1, plan.blocks.clamp(min=0).long())
+    lengths = plan.lengths.to(decode.seq_lens.dtype)
+    return dataclasses.replace(decode, block_table=table, seq_lens=lengths)
 
 
 def remap(indices: Tensor, blocks: Tensor) -> None:
@@ -103,22 +101,24 @@ class SpinSparseAttnIndexer(SparseAttnIndexer):  # type: ignore[misc]
         super().__init__(*arguments, **keywords)
         vllm_config = get_current_vllm_config()
         settings = read_settings(vllm_config)
-        self.spin: SpinLayer | None = None
+        self.spin: SpinLayers | None = None
         if not settings.enabled:
             return
         worker = worker_spin()
-        layer = extract_layer_index(self.k_cache.prefix)
-        self.spin = worker.layers[layer] = SpinLayer(
-            layer,
-            SpinOptions(block_size=PAGE_SLOTS, top_k=self.topk_tokens, seed=settings.seed),
-            worker.policy_table(settings),
-            num_states=vllm_config.scheduler_config.max_num_seqs,
-            max_slots=vllm_config.model_config.max_model_len // COMPRESS_RATIO,
-            compress_ratio=COMPRESS_RATIO,
-        )
-        if settings.record is not None and worker.recorder is None:
-            geometry = indexer_geometry(vllm_config.model_config.hf_config.to_dict())
-            worker.recorder = Recorder(settings.record, geometry.layers)
+        geometry = indexer_geometry(vllm_config.model_config.hf_config.to_dict())
+        if worker.layers is None:
+            worker.layers = SpinLayers(
+                geometry.layers,
+                SpinOptions(block_size=PAGE_SLOTS, top_k=self.topk_tokens, seed=settings.seed),
+                worker.policy_table(settings),
+                num_states=vllm_config.scheduler_config.max_num_seqs,
+                max_slots=vllm_config.model_config.max_model_len // COMPRESS_RATIO,
+                compress_ratio=COMPRESS_RATIO,
+            )
+            if settings.record is not None:
+                worker.recorder = Recorder(settings.record, geometry.layers)
+        self.spin = worker.layers
+        self.layer_number = extract_layer_index(self.k_cache.prefix)
 
     def forward_cpu(
         self, hidden_states: Tensor, q_quant: Tensor, k: Tensor | None, weights: Tensor
@@ -142,7 +142,7 @@ class SpinSparseAttnIndexer(SparseAttnIndexer):  # type: ignore[misc]
 
     def _forward_sparse(
         self,
-        spin: SpinLayer,
+        spin: SpinLayers,
         metadata: Any,
         step_rows: StepRows,
         hidden_states: Tensor,
@@ -155,12 +155,11 @@ class SpinSparseAttnIndexer(SparseAttnIndexer):  # type: ignore[misc]
         clock = _Overhead()
         seq_lens = decode.seq_lens[:, -1] if decode.seq_lens.ndim == 2 else decode.seq_lens
         num_slots = seq_lens[:num_rows].long()
-        plan = spin.plan(rows, num_slots)
-        table, lengths = compact(decode, plan, num_slots)
+        plan = spin.plan(self.layer_number, rows, num_slots)
         narrowed = dataclasses.replace(
             metadata,
-            max_seq_len=max(1, int(lengths.max())),
-            decode=dataclasses.replace(decode, block_table=table, seq_lens=lengths),
+            max_seq_len=max(1, int(plan.lengths.max())),
+            decode=narrow(decode, plan),
         )
         clock.pause()
         context = get_forward_context()
@@ -176,17 +175,16 @@ class SpinSparseAttnIndexer(SparseAttnIndexer):  # type: ignore[misc]
         clock.go_on()
         remap(chosen[:num_rows, : self.topk_tokens], plan.blocks)
         assert tap.scores is not None  # decode rows are scored last
-        spin.learn(plan, rows, tap.scores)
+        spin.learn(self.layer_number, tap.scores)
         clock.stop()
         recorder = worker_spin().recorder
         if recorder is not None:
-            self._record(recorder, spin, plan, rows, decode, num_slots, q_quant, weights)
+            self._record(recorder, plan, rows, decode, num_slots, q_quant, weights)
         return chosen
 
     def _record(
         self,
         recorder: Recorder,
-        spin: SpinLayer,
         plan: LayerPlan,
         rows: StepRows,
         decode: Any,
@@ -195,10 +193,9 @@ class SpinSparseAttnIndexer(SparseAttnIndexer):  # type: ignore[misc]
         weights: Tensor,
     ) -> None:
         """Score the wanted rows densely, for the record alone."""
-        started_anew = set(rows.resets.tolist())
-        for row in plan.active.tolist():
+        for row, fresh in zip(plan.active.tolist(), plan.fresh.tolist(), strict=True):
             request = rows.requests[row]
-            if not recorder.wants(request, spin.layer):
+            if not recorder.wants(request, self.layer_number):
                 continue
             one = slice(row, row + 1)
             scores = _custom_ops.fp8_paged_mqa_logits_cpu(
@@ -212,11 +209,11 @@ class SpinSparseAttnIndexer(SparseAttnIndexer):  # type: ignore[misc]
             )
             recorder.add(
                 request,
-                spin.layer,
+                self.layer_number,
                 key=int(rows.keys[row]),
                 policy=int(rows.policies[row]),
                 query_position=int(rows.positions[row]) // COMPRESS_RATIO,
-                turn_start=int(rows.slots[row]) in started_anew,
+                turn_start=fresh,
                 scores=scores[0],
                 blocks=plan.blocks[row],
             )

@@ -26,15 +26,28 @@ class SpinCollector(Collector):
     Args:
         model_name: label of every sample.
         settings: the default policy's targets.
+        plugins: active plugins by process, as they answered at the start.
     """
 
-    def __init__(self, model_name: str, settings: SpinSettings) -> None:
+    def __init__(
+        self, model_name: str, settings: SpinSettings, plugins: dict[str, list[str]]
+    ) -> None:
+        self._plugins = plugins
         self._base = [model_name, "0"]
         self._policy = settings.default.policy()
         self.snapshot: dict[str, Any] | None = None
 
     def collect(self) -> Iterator[Metric]:
-        """Yield SPIN's metric families; none before the first snapshot."""
+        """Yield SPIN's metric families; no counters before the first snapshot."""
+        active = GaugeMetricFamily(
+            "spin_plugin_active",
+            "1 for each of spin-server's plugins in each process of the engine",
+            labels=[*_BASE, "process", "plugin"],
+        )
+        for process, plugins in self._plugins.items():
+            for plugin in plugins:
+                active.add_metric([*self._base, process, plugin], 1)
+        yield active
         if self.snapshot is None:
             return
         yield from self._blocks(self.snapshot)

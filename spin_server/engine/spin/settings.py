@@ -5,7 +5,7 @@ worker on every host; what belongs to one request travels in its sampling parame
 """
 
 import hashlib
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,6 +13,7 @@ from spin_server.policy.policy import (
     DEFAULT_EMA_DECAY,
     DEFAULT_EXPLORATION,
     DEFAULT_SPARSITY,
+    BudgetMode,
     ExplorationPolicy,
     Policy,
 )
@@ -42,7 +43,7 @@ class PolicySettings(BaseModel):
         default=str(DEFAULT_EMA_DECAY),
         description="share of history that an observation keeps, 0 to 1",
     )
-    budget: Literal["uniform"] = Field(default="uniform", description="how layers share the budget")
+    budget: BudgetMode = Field(default="uniform", description="how layers share the budget")
     probe_period: int = Field(
         default=0, ge=0, description="every how many steps one is dense; 0: never"
     )
@@ -58,6 +59,7 @@ class PolicySettings(BaseModel):
             exploration=Ratio.parse("exploration", self.exploration),
             exploration_policy=self.exploration_policy,
             ema_decay=Ratio.parse("ema_decay", self.ema_decay),
+            budget=self.budget,
             probe_period=self.probe_period,
         )
 

@@ -61,9 +61,14 @@ def _follow(
 def _step(runner: Any) -> StepRows:
     batch = runner.input_batch
     computed, scheduled = batch.num_computed_tokens_cpu, runner.spin_scheduled
-    return _tracker(runner).step(
+    rows = _tracker(runner).step(
         [
             (request, int(computed[row]), scheduled[request])
             for row, request in enumerate(batch.req_ids)
         ]
     )
+    # Before any layer: vLLM skips the indexer while the longest context has at most K slots.
+    layers = worker_spin().layers
+    if layers is not None:
+        layers.begin(rows)
+    return rows

@@ -3,11 +3,11 @@
 A worker serves one model, so there is one of these per process.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from spin_server.engine.spin.layer import FALLBACKS, OUTCOMES, SpinLayer
+from spin_server.engine.spin.layers import FALLBACKS, OUTCOMES, SpinLayers
 from spin_server.engine.spin.policy_table import PolicyTable
 from spin_server.engine.spin.recorder import Recorder
 from spin_server.engine.spin.requests import RequestTracker
@@ -22,14 +22,14 @@ class WorkerSpin:
         table: the policies, once the first layer is built.
         tracker: the live requests, once the first step ran.
         recorder: what is being recorded, if anything.
-        layers: by number in the model.
+        layers: the histories, once the first layer is built.
         overhead_seconds, overhead_calls: time of SPIN's own work in the sampled layer calls.
     """
 
     table: PolicyTable | None = None
     tracker: RequestTracker | None = None
     recorder: Recorder | None = None
-    layers: dict[int, SpinLayer] = field(default_factory=dict)
+    layers: SpinLayers | None = None
     overhead_seconds: float = 0.0
     overhead_calls: int = 0
 
@@ -48,15 +48,17 @@ class WorkerSpin:
             `layers` {number: {outcome: blocks}}, `fallbacks` {reason: rows}, `resets` {reason:
             times}, `slots_in_use`, `slots`, `overhead` {seconds, calls}, `revision`.
         """
-        fallbacks = [0] * len(FALLBACKS)
-        for layer in self.layers.values():
-            fallbacks = [a + b for a, b in zip(fallbacks, layer.fallbacks.tolist(), strict=True)]
+        layers = self.layers
         return {
             "layers": {
-                number: dict(zip(OUTCOMES, layer.outcomes.tolist(), strict=True))
-                for number, layer in self.layers.items()
-            },
-            "fallbacks": dict(zip(FALLBACKS, fallbacks, strict=True)),
+                number: dict(zip(OUTCOMES, outcomes, strict=True))
+                for number, outcomes in zip(layers.numbers, layers.outcomes.tolist(), strict=True)
+            }
+            if layers
+            else {},
+            "fallbacks": dict(zip(FALLBACKS, layers.fallbacks.tolist(), strict=True))
+            if layers
+            else {},
             "overhead": {"seconds": self.overhead_seconds, "calls": self.overhead_calls},
             "resets": dict(self.tracker.num_resets) if self.tracker else {},
             "slots_in_use": self.tracker.num_slots_in_use if self.tracker else 0,

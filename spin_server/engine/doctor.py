@@ -1,0 +1,221 @@
+"""Examine a machine, a model and a running server: what `spin-server serve` would meet."""
+
+import json
+import platform
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import entry_points, version
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from spin_server.engine import preflight
+from spin_server.engine.model_support import IndexerGeometry, indexer_geometry, read_local_config
+from spin_server.engine.versions import TORCH_VERSION, installed_vllm
+from spin_server.errors import InputError, SpinError
+
+_GROUP = "vllm.general_plugins"
+_OURS = ("spin", "spin_cpu")
+_PROBE_SECONDS = 120
+_PROBE = "from spin_server.engine.doctor import probe; probe()"
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report.
+
+    Args:
+        name: what was examined.
+        ok: False where serving would fail or go without SPIN.
+        text: what was found, and the fix where it is not ok.
+    """
+
+    name: str
+    ok: bool
+    text: str
+
+
+def examine(
+    model: str | None, *, max_model_len: int | None, max_num_seqs: int, url: str | None
+) -> Iterator[Finding]:
+    """Examine everything that can be told, in the order in which it would fail.
+
+    Args:
+        model: a model folder, or None.
+        max_model_len: tokens; None for the model's own limit.
+        max_num_seqs: requests that may be live at once.
+        url: of a running server, or None.
+    """
+    yield _python()
+    yield _checked("engine", lambda: " ".join(installed_vllm()))
+    yield _torch()
+    found = _load_plugins()
+    if found is None:
+        yield Finding("plugins", False, "vLLM does not import; run it alone to see why")
+    else:
+        yield from _device(found)
+        yield from _plugins(found)
+    if model is not None:
+        yield from _model(model, max_model_len, max_num_seqs, on_cpu=not found or found["is_cpu"])
+    if url is not None:
+        yield from _running(url)
+
+
+def _checked(name: str, check: Callable[[], str]) -> Finding:
+    """Turn a check that raises into a finding."""
+    try:
+        return Finding(name, True, check())
+    except SpinError as error:
+        return Finding(name, False, str(error))
+
+
+def _python() -> Finding:
+    ok = (3, 11) <= sys.version_info < (3, 14)
+    text = f"{platform.python_version()} at {sys.executable}"
+    return Finding("python", ok, text if ok else f"expected 3.11, 3.12 or 3.13, got {text}")
+
+
+def _torch() -> Finding:
+    found = version("torch")
+    ok = found.split("+")[0] == TORCH_VERSION
+    text = f"expected {TORCH_VERSION}, got {found}; install torch=={TORCH_VERSION}"
+    return Finding("torch", ok, found if ok else text)
+
+
+def probe() -> None:
+    """Load vLLM's plugins as its processes do, and print what came of it as JSON."""
+    from vllm.platforms import current_platform
+
+    from spin_server import environment
+    from spin_server.engine.presence import active_plugins
+
+    is_cpu = current_platform.is_cpu()
+    installed = [entry.name for entry in entry_points(group=_GROUP)]
+    environment.allow_plugins(list(_OURS) if is_cpu else ["spin"], installed)
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    found = {
+        "is_cpu": is_cpu,
+        "device": current_platform.get_device_name(),
+        "active": active_plugins(),
+    }
+    print("\n" + json.dumps(found))
+
+
+def _load_plugins() -> dict[str, Any] | None:
+    """Probe in a process of its own: plugins change vLLM for good."""
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-c", _PROBE],
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_SECONDS,
+            check=True,
+        )
+        found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    except (subprocess.SubprocessError, ValueError, IndexError):
+        return None
+    return found
+
+
+def _device(found: dict[str, Any]) -> Iterator[Finding]:
+    if not found["is_cpu"]:
+        text = f"{found['device']}: SPIN runs on CPUs only in this release; --spin-off serves"
+        yield Finding("device", False, text)
+        return
+
+    def check() -> str:
+        preflight.check_cpu()
+        return "CPU with AVX-512 BF16, and libnuma"
+
+    yield _checked("device", check)
+
+
+def _plugins(found: dict[str, Any]) -> Iterator[Finding]:
+    required = _OURS if found["is_cpu"] else _OURS[:1]
+    times = Counter(entry.name for entry in entry_points(group=_GROUP))
+    twice = [name for name in required if times[name] > 1]
+    missing = sorted(set(required) - set(found["active"]))
+    if twice:
+        text = f"{', '.join(twice)} installed twice; remove stale *.egg-info folders"
+    elif missing:
+        text = (
+            f"expected {', '.join(required)} to load, but {', '.join(missing)} does not; "
+            "reinstall spin-server in this environment"
+        )
+    else:
+        text = f"{', '.join(required)} load in a fresh process"
+    yield Finding("plugins", not twice and not missing, text)
+
+
+def _model(
+    model: str, max_model_len: int | None, max_num_seqs: int, *, on_cpu: bool
+) -> Iterator[Finding]:
+    try:
+        config = read_local_config(model)
+        if config is None:
+            raise InputError("MODEL", "a model folder on this machine", repr(model))
+        geometry = indexer_geometry(config)
+    except SpinError as error:
+        yield Finding("model", False, str(error))
+        return
+    yield Finding("model", True, _describe(geometry))
+    tokens = max_model_len or int(config.get("max_position_embeddings", 0))
+    yield _checked("memory", lambda: _memory(model, geometry, tokens, max_num_seqs, on_cpu=on_cpu))
+
+
+def _describe(geometry: IndexerGeometry) -> str:
+    return (
+        f"SPIN applies: {len(geometry.layers)} CSA layers, {geometry.num_heads} index heads, "
+        f"top {geometry.top_k} of one slot per {geometry.compress_ratio} tokens"
+    )
+
+
+def _memory(
+    model: str, geometry: IndexerGeometry, tokens: int, requests: int, *, on_cpu: bool
+) -> str:
+    from spin_server.engine.spin.layers import history_bytes
+
+    spin_bytes = history_bytes(
+        len(geometry.layers),
+        num_states=requests,
+        max_slots=tokens // geometry.compress_ratio,
+    )
+    taken = f"SPIN takes {spin_bytes / _GIB:.2f} GiB for {requests} requests of {tokens:,} tokens"
+    if not on_cpu:
+        return taken
+    return f"{taken}; {preflight.check_memory(model, None, spin_bytes)}"
+
+
+def _running(url: str) -> Iterator[Finding]:
+    """Read a running server's own metrics."""
+    try:
+        with urllib.request.urlopen(url.rstrip("/") + "/metrics", timeout=10) as response:
+            text = response.read().decode()
+    except (OSError, ValueError, urllib.error.URLError) as error:
+        yield Finding("server", False, f"{url}: expected a running server, got {error}")
+        return
+    samples = [s for f in text_string_to_metric_families(text) for s in f.samples]
+    processes: dict[str, list[str]] = {}
+    for sample in samples:
+        if sample.name == "spin_plugin_active":
+            processes.setdefault(sample.labels["process"], []).append(sample.labels["plugin"])
+    if not processes:
+        yield Finding("server", False, f"{url}: no spin_ metrics: this is not spin-server")
+        return
+    for process, plugins in processes.items():
+        yield Finding(f"server: {process}", True, f"plugins {', '.join(plugins)} active")
+    outcomes: Counter[str] = Counter()
+    for sample in samples:
+        if sample.name == "spin_kv_blocks_total":
+            outcomes[sample.labels["outcome"]] += int(sample.value)
+    sparse = sum(outcomes.values()) - outcomes["dense"]
+    shown = f"{outcomes['skipped'] / sparse:.1%}" if sparse else "no sparse step yet"
+    yield Finding("server: realized sparsity", True, shown)

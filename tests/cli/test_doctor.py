@@ -1,0 +1,85 @@
+"""`spin-server doctor`: what it finds, and what it says to do."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from spin_server.cli.main import main
+from spin_server.engine import doctor
+from spin_server.tiny_model.checkpoint import write_checkpoint
+from spin_server.tiny_model.config import tiny_config
+
+WORKING = {"is_cpu": True, "device": "cpu", "active": ["spin", "spin_cpu"]}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    write_checkpoint(tmp_path / "tiny", tiny_config({}), seed=0)
+    return tmp_path / "tiny"
+
+
+@pytest.fixture
+def _plugins_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_load_plugins", lambda: WORKING)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    status = main(["doctor", *arguments])
+    return status, capsys.readouterr().out
+
+
+def test_working_installation_has_no_problem(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out = run(capsys, str(model), "--max-model-len", "65536", "--max-num-seqs", "128")
+    assert (status, "0 problems" in out) == (0, True), out
+    assert "ok      plugins: spin, spin_cpu load in a fresh process" in out
+    assert "SPIN applies: 1 CSA layers, 4 index heads" in out
+    # 128 requests x 16,384 slots x (4 + 4 bytes, and 8 per block of 64) and a little more.
+    assert "SPIN takes 0.02 GiB for 128 requests of 65,536 tokens" in out
+
+
+@pytest.mark.usefixtures("_plugins_load")
+def test_model_without_an_indexer_is_a_problem(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    status, out = run(capsys, str(tmp_path))
+    assert status == 3
+    assert "PROBLEM model: model type 'llama' has no sparse-attention indexer" in out
+    assert "1 problem\n" in out
+
+
+@pytest.mark.usefixtures("_plugins_load")
+def test_too_much_history_for_the_memory_is_a_problem(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = SimpleNamespace(available=4 * 2**30)
+    monkeypatch.setattr(doctor.preflight.psutil, "virtual_memory", lambda: memory)
+    status, out = run(capsys, str(model), "--max-model-len", "1048576", "--max-num-seqs", "1024")
+    assert status == 3
+    assert "PROBLEM memory: memory: expected" in out
+    assert "2.03 SPIN's histories" in out
+
+
+def test_plugin_that_does_not_load_is_a_problem(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_load_plugins", lambda: {**WORKING, "active": ["spin"]})
+    status, out = run(capsys)
+    assert status == 3
+    assert "expected spin, spin_cpu to load, but spin_cpu does not; reinstall" in out
+
+
+@pytest.mark.usefixtures("_plugins_load")
+def test_server_that_is_not_there_is_a_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out = run(capsys, "--url", "http://127.0.0.1:9")
+    assert status == 3
+    assert "PROBLEM server: http://127.0.0.1:9: expected a running server" in out
+
+
+def test_number_that_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--max-num-seqs", "0"]) == 2
+    assert "--max-num-seqs: expected at least 1, got 0" in capsys.readouterr().err

@@ -1,0 +1,123 @@
+"""A thousand requests that come, are aborted, preempted and continued: no history is mixed up."""
+
+import collections
+import concurrent.futures
+import random
+import time
+from pathlib import Path
+
+import live_server
+from live_server import LiveServer
+from recorded import replayed
+
+from spin_server.algorithm.options import SpinOptions
+from spin_server.policy.policy import ExplorationPolicy, Policy
+from spin_server.policy.ratio import Ratio
+
+REQUESTS, AT_ONCE, SEED = 1000, 80, 5
+# A shared document, whole blocks of the prefix cache; what follows is each request's own.
+DOCUMENT = [2 + (i * 7919 + i // 97) % 250 for i in range(9 * 256)]
+POLICIES: list[tuple[str, str, ExplorationPolicy]] = [
+    ("0.3", "0.05", "random"),
+    ("0.5", "0.2", "block_age"),
+    ("0.65", "0.1", "staleness"),
+    ("0", "0.3", "random"),
+]
+
+
+def policies() -> list[Policy]:
+    return [
+        Policy(
+            sparsity=Ratio.parse("sparsity", sparsity),
+            exploration=Ratio.parse("exploration", exploration),
+            exploration_policy=kind,
+        )
+        for sparsity, exploration, kind in POLICIES
+    ]
+
+
+def policy_file(path: Path) -> Path:
+    lines = ["policies:"]
+    for index, (sparsity, exploration, kind) in enumerate(POLICIES, start=1):
+        values = f"sparsity: {sparsity}, exploration: {exploration}, exploration_policy: {kind}"
+        lines.append(f"  p{index}: {{{values}}}")
+    path.write_text("\n".join(lines))
+    return path
+
+
+def converse(server: LiveServer, number: int) -> int:
+    """One to three requests of one conversation; returns how many."""
+    rng = random.Random(number)
+    # Some start below the 2,052 tokens where the indexer is first called, and grow past them.
+    start = rng.choice((len(DOCUMENT), len(DOCUMENT), 8 * 256))
+    tokens = DOCUMENT[:start] + [rng.randrange(2, 250) for _ in range(rng.randrange(1, 60))]
+    longest, turns = rng.choice(((90, 1), (40, 1), (40, 2), (40, 3)))
+    # The first come together, and their long answers outgrow the KV pool: some are preempted.
+    first = number < AT_ONCE
+    if first:
+        tokens, turns = [*DOCUMENT, 2 + number], 1
+    for turn in range(turns):
+        body = {
+            "prompt": tokens,
+            "max_tokens": 220 if first else rng.randrange(1, longest),
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "vllm_xargs": {"spin_policy": f"p{1 + (number + turn) % len(POLICIES)}"},
+        }
+        if not first and rng.random() < 0.25:  # hang up after a while
+            with server.open("/v1/completions", {**body, "stream": True}) as response:
+                for _ in range(rng.randrange(1, 20)):
+                    if not response.readline():
+                        break
+            return turn + 1
+        answer = server.post("/v1/completions", body)["choices"][0]
+        tokens = tokens + answer["token_ids"] + [rng.randrange(2, 250) for _ in range(8)]
+    return turns
+
+
+def test_no_history_is_leaked_or_mixed_up(tiny_model: Path, tmp_path: Path) -> None:
+    traces = tmp_path / "traces"
+    arguments = (
+        *("--max-model-len", "2560", "--max-num-seqs", "64", "--num-gpu-blocks-override", "1000"),
+        *("--spin-policies", str(policy_file(tmp_path / "policies.yaml"))),
+        *("--spin-allow-request-policy", "--spin-seed", str(SEED)),
+        *("--spin-record", str(traces), "--spin-record-requests", str(2 * REQUESTS)),
+    )
+    with live_server.running(tiny_model, tmp_path / "log", *arguments) as server:
+        sent, conversations = 0, iter(range(10**9))
+        with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+            running = {pool.submit(converse, server, next(conversations)) for _ in range(AT_ONCE)}
+            while running:
+                done, running = concurrent.futures.wait(running, return_when="FIRST_COMPLETED")
+                for future in done:
+                    sent += future.result()
+                    if sent < REQUESTS:
+                        running.add(pool.submit(converse, server, next(conversations)))
+        deadline = time.monotonic() + 60
+        while True:
+            metrics = server.metrics()
+            in_use = sum(v for k, v in metrics.items() if k.startswith("spin_state_slots_in_use"))
+            if in_use == 0:
+                break
+            assert time.monotonic() < deadline, f"{in_use} slots are still held"
+            time.sleep(1)
+        resets = {
+            reason: sum(v for k, v in metrics.items() if f'reason="{reason}"' in k)
+            for reason in ("prefill", "preemption", "discontinuity")
+        }
+        log = server.log.read_text(errors="replace")
+
+    assert sent >= REQUESTS
+    assert resets["preemption"] >= 5, resets
+    assert resets["discontinuity"] == 0, resets
+    assert "Traceback" not in log
+    kinds: collections.Counter[str] = collections.Counter()
+    for path in traces.glob("*.npz"):
+        steps = replayed(path, SpinOptions(seed=SEED), [Policy(), *policies()])[0]
+        kinds["requests"] += 1
+        kinds["sparse"] += sum(not step.dense for step in steps)
+        kinds["started anew"] += sum(step.dense for step in steps[1:])
+    assert kinds["requests"] > REQUESTS // 2, kinds
+    assert kinds["sparse"] > 5 * REQUESTS, kinds
+    assert kinds["started anew"] > 0, kinds  # preempted in the middle
