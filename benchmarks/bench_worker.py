@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spin_kernels.block_budget import block_budget, ceil_div, keep_count
 from spin_kernels.block_list import block_list
-from spin_server.algorithm.budget import block_budget, ceil_div, keep_count
 from spin_server.engine.spin.layers import LayerPlan, SpinLayers
 from spin_server.engine.spin.requests import StepRows
 from spin_server.engine.spin.worker_state import worker_spin

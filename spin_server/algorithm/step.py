@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from spin_kernels.block_budget import block_budget, ceil_div, keep_count, num_explored
 from spin_kernels.block_list import block_list, block_slots
 from spin_kernels.block_pool import block_pool
 from spin_kernels.block_predict import block_predict, slot_predict
@@ -23,12 +24,10 @@ from spin_kernels.block_select import (
     stable_rank,
 )
 from spin_kernels.ema_update import ema_update
-from spin_server.algorithm.budget import block_budget, ceil_div, keep_count, num_explored
-from spin_server.algorithm.exploration import exploration_keys
+from spin_kernels.exploration_key import NONE, exploration_key
 from spin_server.algorithm.options import SpinOptions
 from spin_server.algorithm.policy_rows import PolicyRows
 from spin_server.algorithm.state import SpinState
-from spin_server.policy.policy import EXPLORATION_POLICIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +144,7 @@ def plan_step(
         column.repeat_interleave(rows)
         for column in (policies.exploration_policy, policies.sparsity, policies.exploration)
     )
-    exploration = exploration.where(policy != EXPLORATION_POLICIES.index("none"), 0)
+    exploration = exploration.where(policy != NONE, 0)
     num_slots = inputs.num_slots.flatten()
     num_blocks = ceil_div(num_slots, options.block_size)
     visible = torch.arange(width) < num_blocks[:, None]
@@ -160,7 +159,7 @@ def plan_step(
         num_blocks, wanted_rows, top_k=options.top_k, block_size=options.block_size
     )
     explored = num_explored(budgets, num_blocks, exploration)
-    keys = exploration_keys(
+    keys = exploration_key(
         policy,
         block_scores,
         state.last_observed[inputs.state_rows, :width].repeat_interleave(rows, 0),

@@ -26,7 +26,10 @@ SPIN's own arguments:
   --spin-exploration G        share of the kept budget that explores (0.05)
   --spin-exploration-policy P random, block_age, staleness or none (random)
   --spin-ema-decay A          share of history that an observation keeps (0.5)
+  --spin-probe-period P       every how many steps one is dense (0: never)
   --spin-policies FILE.yaml   named policies
+  --spin-allow-request-policy a client may name its policy (vllm_xargs)
+  --spin-record FOLDER        record traces; --spin-record-layers, -requests, -steps, -bytes
   --spin-capacity N           rows of the policy table (1024)
   --spin-seed S               of random exploration (0)
   --spin-off                  the unmodified indexer

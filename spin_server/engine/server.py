@@ -196,11 +196,11 @@ class Verified:
     spin_bytes: int
 
 
-async def _verify(engine_client: Any, required: Sequence[str]) -> Verified:
+async def _verify(engine_client: Any, required: Sequence[str], settings: SpinSettings) -> Verified:
     """Ask the engine core and every worker for their active plugins.
 
     Raises:
-        StartupError: a plugin or a kernel is missing somewhere.
+        StartupError: a plugin, a kernel or a hook is missing somewhere.
     """
     try:
         cores = await engine_client.engine_core.call_utility_all_async("spin_plugins")
@@ -218,10 +218,15 @@ async def _verify(engine_client: Any, required: Sequence[str]) -> Verified:
     for process, active in plugins.items():
         _require(process, required, active)
     for report in reports:
+        process = f"worker {report['rank']} (process {report['pid']})"
         if report["missing_kernels"]:
+            kernels = ", ".join(report["missing_kernels"])
+            raise StartupError(f"{process}: no replacement in place for the kernels {kernels}")
+        if settings.enabled and not (report["spin_layers"] and report["spin_follows"]):
             raise StartupError(
-                f"worker {report['rank']} (process {report['pid']}): no replacement in place for "
-                f"the kernels {', '.join(report['missing_kernels'])}"
+                f"{process}: expected SPIN in front of the indexer, but it serves "
+                f"{report['spin_layers']} layers and the model runner "
+                f"{'is' if report['spin_follows'] else 'is not'} followed"
             )
     return Verified(plugins, max(report["spin_bytes"] for report in reports))
 
@@ -263,7 +268,7 @@ async def _serve(
             engine_client = await stack.enter_async_context(build_async_engine_client(args))
         except (RuntimeError, ValueError, OSError) as error:
             raise StartupError(f"the engine did not start: {_in_one_line(error)}") from error
-        verified = await _verify(engine_client, required)
+        verified = await _verify(engine_client, required, settings)
         PolicyGate(settings).guard(engine_client)
         polling = _export_metrics(args, engine_client, settings, verified)
         shutdown = engine_client.shutdown

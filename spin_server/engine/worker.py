@@ -19,7 +19,8 @@ class SpinWorkerExtension:
 
     def spin_presence(self) -> dict[str, Any]:
         """Report this worker: `rank`, `pid`, `plugins` (active ones), `missing_kernels` (metadata
-        kernels that have no replacement in place, on a CPU) and `spin_bytes` (of histories).
+        kernels that have no replacement in place, on a CPU) and `spin_bytes` (of histories),
+        `spin_layers` (how many it serves) and `spin_follows` (whether it hears of requests).
         """
         from spin_server.engine.spin.worker_state import worker_spin
 
@@ -29,7 +30,9 @@ class SpinWorkerExtension:
             "pid": os.getpid(),
             "plugins": active_plugins(),
             "missing_kernels": [],
-            "spin_bytes": 0 if layers is None else layers.state.bytes_held(),
+            "spin_bytes": 0 if layers is None else layers.num_bytes,
+            "spin_layers": 0 if layers is None else len(layers.numbers),
+            "spin_follows": worker_spin().follows,
         }
         if "spin_cpu" in report["plugins"]:
             from spin_server.engine.cpu.plugin import missing_kernels

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spin_server.algorithm.budget import ceil_div
+from spin_kernels.block_budget import ceil_div
 from spin_server.algorithm.miss import dense_top_k, miss_curve, miss_rate, top_k_per_block
 from spin_server.algorithm.options import SpinOptions
 from spin_server.algorithm.policy_rows import PolicyRows

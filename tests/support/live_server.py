@@ -19,6 +19,8 @@ import psutil
 COMMAND = str(Path(sys.executable).with_name("spin-server"))
 START_SECONDS = 300
 MODEL = "tiny"
+# Triton's interpreter is for our kernels' own tests.
+_ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
 
 
 def free_port() -> int:
@@ -87,7 +89,7 @@ def start(
             ],
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **(environment or {})},
+            env={**_ENVIRONMENT, **(environment or {})},
             start_new_session=True,
         )
     return LiveServer(process, port, log)

@@ -87,7 +87,7 @@ def run_apart(model: Path, settings: dict[str, Any], folder: Path, threads: int)
             [sys.executable, __file__, str(model), str(folder / "settings.json"), folder / "out"],
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), "TRITON_INTERPRET": "0"},
             timeout=600,
         )
     assert ended.returncode == 0, (folder / "log").read_text(errors="replace")[-4000:]

@@ -117,6 +117,7 @@ class SpinSparseAttnIndexer(SparseAttnIndexer):  # type: ignore[misc]
             )
             if settings.record is not None:
                 worker.recorder = Recorder(settings.record, geometry.layers)
+        assert isinstance(worker.layers, SpinLayers)
         self.spin = worker.layers
         self.layer_number = extract_layer_index(self.k_cache.prefix)
 

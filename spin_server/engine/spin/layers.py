@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from spin_kernels.block_budget import ceil_div
 from spin_kernels.block_select import EXPLOIT, EXPLORE, FORCED, SKIPPED
-from spin_server.algorithm.budget import ceil_div
 from spin_server.algorithm.options import SpinOptions
 from spin_server.algorithm.policy_rows import PolicyRows
 from spin_server.algorithm.state import SpinState
@@ -69,6 +69,20 @@ class StepState:
     inputs: StepInputs | None = None
     plan: StepPlan | None = None
     scores: dict[int, Tensor] = field(default_factory=dict)
+
+
+def count_fallbacks(rows: StepRows, *, top_k: int, compress_ratio: int) -> Tensor:
+    """Count a step's single-token rows that are none of SPIN's: (int64), as FALLBACKS.
+
+    Args:
+        rows: of the step.
+        top_k: K of the indexer's own top-K.
+        compress_ratio: tokens per slot.
+    """
+    decodes = rows.slots != NO_SLOT
+    short = decodes & ((rows.positions + 1) // compress_ratio <= top_k)
+    prompts = ~decodes & (rows.num_tokens == 1)
+    return torch.stack([prompts.sum(), short.sum()])
 
 
 def state_sizes(
@@ -144,6 +158,11 @@ class SpinLayers:
         self.fallbacks = torch.zeros(len(FALLBACKS), dtype=torch.int64)
         self._step: StepState | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the histories."""
+        return self.state.bytes_held()
+
     def begin(self, rows: StepRows) -> None:
         """Note a new step: histories start anew, whether or not its layers score anything.
 
@@ -153,9 +172,9 @@ class SpinLayers:
         self._step = None
         if len(rows.resets):
             self.state.reset(self._states(rows.resets))
-        num_slots = (rows.positions + 1) // self._compress_ratio
-        short = (rows.slots != NO_SLOT) & ~self._long_enough(num_slots)
-        self.fallbacks[FALLBACKS.index("short_context")] += short.sum() * len(self.numbers)
+        self.fallbacks += count_fallbacks(
+            rows, top_k=self.options.top_k, compress_ratio=self._compress_ratio
+        ) * len(self.numbers)
 
     def _long_enough(self, num_slots: Tensor) -> Tensor:
         """Tell rows that SPIN narrows: up to K slots the indexer keeps everything."""
@@ -188,7 +207,6 @@ class SpinLayers:
 
         decodes = rows.slots != NO_SLOT
         active = (decodes & self._long_enough(num_slots)).nonzero()[:, 0]
-        self.fallbacks[FALLBACKS.index("prompt")] += (~decodes).sum() * num_layers
         fresh = self.state.steps[rows.slots[active]] == 0
         if not len(active):
             lengths = num_slots.expand(num_layers, -1)

@@ -12,29 +12,34 @@ def register() -> None:
     """
     if NAME in active_plugins():
         return
-    from vllm.platforms import current_platform
-
     from spin_server.engine.lifetime import die_with_parent
 
     die_with_parent()
-    if current_platform.is_cpu():
-        _install_in_workers(type(current_platform))
+    _install_in_workers()
     mark_active(NAME)
 
 
-def _install_in_workers(platform: type) -> None:
-    """Install where vLLM replaces kernels: in workers, before the model is built.
+def _install_in_workers() -> None:
+    """Install where a process becomes a worker: before its model is built, and nowhere else.
 
-    Source: vllm/v1/worker/worker_base.py (init_worker).
+    A worker loads its plugins within init_worker, so only what that calls afterwards can be
+    replaced. Source: vllm/v1/worker/worker_base.py (WorkerWrapperBase.init_worker).
     """
-    original = platform.register_triton_kernel_overrides.__func__  # type: ignore[attr-defined]
+    from vllm.platforms import current_platform
+
+    platform = type(current_platform)
+    original = platform.register_triton_kernel_overrides.__func__
 
     def register_triton_kernel_overrides(cls: type) -> None:
         original(cls)
-        from spin_server.engine.spin import indexer, v1_runner  # noqa: F401  registers the class
+        # Importing an indexer registers it with vLLM.
+        if current_platform.is_cpu():
+            from spin_server.engine.spin import indexer, v1_runner  # noqa: F401
 
-        v1_runner.install()
+            v1_runner.install()
+        else:
+            from spin_server.engine.spin import indexer_cuda, v2_runner  # noqa: F401
 
-    platform.register_triton_kernel_overrides = classmethod(  # type: ignore[attr-defined]
-        register_triton_kernel_overrides
-    )
+            v2_runner.install()
+
+    platform.register_triton_kernel_overrides = classmethod(register_triton_kernel_overrides)

@@ -1,5 +1,6 @@
 """The policies as tensors that are written in place while the engine runs."""
 
+import torch
 from torch import Tensor
 
 from spin_server.algorithm.policy_rows import PolicyRows
@@ -18,12 +19,14 @@ class PolicyTable:
     Args:
         capacity: number of rows.
         default: the policy of row 0.
+        device: where the table lies.
     """
 
-    def __init__(self, capacity: int, default: Policy) -> None:
+    def __init__(self, capacity: int, default: Policy, device: torch.device | str = "cpu") -> None:
         rows = PolicyRows.of([default])
         self._columns = {
-            name: getattr(rows, name).repeat(capacity) for name in PolicyRows.__dataclass_fields__
+            name: getattr(rows, name).repeat(capacity).to(device)
+            for name in PolicyRows.__dataclass_fields__
         }
         self.capacity = capacity
         self.revision = 0
@@ -40,6 +43,11 @@ class PolicyTable:
         for name, column in self._columns.items():
             column[policy_id] = getattr(rows, name)[0]
         self.revision += 1
+
+    def column(self, name: str) -> Tensor:
+        """Get one column: [capacity]; see `PolicyRows` for their names."""
+        column: Tensor = self._columns[name]
+        return column
 
     def rows(self, policy_ids: Tensor) -> PolicyRows:
         """Gather the rows of a batch.

@@ -39,6 +39,7 @@ class StepRows:
         positions: token position of the row.
         policies: index into the policy table.
         keys: the request's 64-bit key, as a signed number.
+        num_tokens: tokens of the row's request in this step.
         resets: slots whose histories start anew in this step, before anything is read.
     """
 
@@ -47,6 +48,7 @@ class StepRows:
     positions: Tensor
     policies: Tensor
     keys: Tensor
+    num_tokens: Tensor
     resets: Tensor
 
     def first(self, num_rows: int) -> "StepRows":
@@ -57,6 +59,7 @@ class StepRows:
             self.positions[:num_rows],
             self.policies[:num_rows],
             self.keys[:num_rows],
+            self.num_tokens[:num_rows],
             self.resets,
         )
 
@@ -79,14 +82,21 @@ class RequestTracker:
         """How many requests hold a slot."""
         return self.num_slots - len(self._free)
 
-    def admit(self, request: str, *, policy: int, key: int, num_known_tokens: int) -> None:
+    def knows(self, request: str) -> bool:
+        """Whether a request is live."""
+        return request in self._live
+
+    def admit(
+        self, request: str, *, policy: int, key: int, num_known_tokens: int, resumed: bool = False
+    ) -> None:
         """Give a new request a slot; one that is live already starts over.
 
         Args:
             request: its id.
             policy: index into the policy table.
             key: 64 bits, as a signed number.
-            num_known_tokens: length of its prompt.
+            num_known_tokens: length of its prompt, and of what it had generated.
+            resumed: whether it comes back after a preemption.
         """
         if request in self._live:
             self.finish(request)
@@ -96,7 +106,7 @@ class RequestTracker:
             key=key,
             prompt_end=num_known_tokens,
             next_position=None,
-            reset_reason=AFTER_PREFILL,
+            reset_reason=AFTER_PREEMPTION if resumed else AFTER_PREFILL,
         )
 
     def preempt(self, request: str) -> None:
@@ -135,6 +145,7 @@ class RequestTracker:
             rows: request id, position of its first token in this step, number of its tokens.
         """
         slots, positions, policies, keys, resets = [], [], [], [], []
+        lengths = [num_tokens for _, _, num_tokens in rows]
         for request, position, num_tokens in rows:
             live = self._live[request]
             decodes = num_tokens == 1 and position >= live.prompt_end
@@ -153,6 +164,6 @@ class RequestTracker:
             tuple(request for request, _, _ in rows),
             *(
                 torch.tensor(column, dtype=torch.int64)
-                for column in (slots, positions, policies, keys, resets)
+                for column in (slots, positions, policies, keys, lengths, resets)
             ),
         )

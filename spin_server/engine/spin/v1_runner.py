@@ -6,6 +6,7 @@ vllm/v1/worker/gpu_model_runner.py (_update_states, _model_forward).
 
 from typing import Any
 
+from spin_server.engine.spin.layers import SpinLayers
 from spin_server.engine.spin.recorder import Recorder
 from spin_server.engine.spin.requests import RequestTracker, StepRows
 from spin_server.engine.spin.settings import request_identity
@@ -31,6 +32,7 @@ def install() -> None:
         get_forward_context().additional_kwargs[STEP_ROWS] = _step(self)
         return model_forward(self, *arguments, **keywords)
 
+    worker_spin().follows = True
     GPUModelRunner._update_states = _update_states
     GPUModelRunner._model_forward = _model_forward
 
@@ -69,6 +71,6 @@ def _step(runner: Any) -> StepRows:
     )
     # Before any layer: vLLM skips the indexer while the longest context has at most K slots.
     layers = worker_spin().layers
-    if layers is not None:
+    if isinstance(layers, SpinLayers):
         layers.begin(rows)
     return rows

@@ -5,13 +5,18 @@ A worker serves one model, so there is one of these per process.
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from spin_server.engine.spin.layers import FALLBACKS, OUTCOMES, SpinLayers
 from spin_server.engine.spin.policy_table import PolicyTable
 from spin_server.engine.spin.recorder import Recorder
 from spin_server.engine.spin.requests import RequestTracker
 from spin_server.engine.spin.settings import SpinSettings
+
+if TYPE_CHECKING:  # needs Triton, which a CPU engine does without
+    from spin_server.engine.spin.device import DeviceLayers
 
 
 @dataclass(slots=True)
@@ -23,20 +28,24 @@ class WorkerSpin:
         tracker: the live requests, once the first step ran.
         recorder: what is being recorded, if anything.
         layers: the histories, once the first layer is built.
+        follows: whether the model runner tells us of its requests and steps.
         overhead_seconds, overhead_calls: time of SPIN's own work in the sampled layer calls.
     """
 
     table: PolicyTable | None = None
     tracker: RequestTracker | None = None
     recorder: Recorder | None = None
-    layers: SpinLayers | None = None
+    layers: "SpinLayers | DeviceLayers | None" = None
+    follows: bool = False
     overhead_seconds: float = 0.0
     overhead_calls: int = 0
 
-    def policy_table(self, settings: SpinSettings) -> PolicyTable:
+    def policy_table(
+        self, settings: SpinSettings, device: torch.device | str = "cpu"
+    ) -> PolicyTable:
         """Get the policy table; the first call fills it from the settings."""
         if self.table is None:
-            self.table = PolicyTable(settings.capacity, settings.default.policy())
+            self.table = PolicyTable(settings.capacity, settings.default.policy(), device)
             for index, named in enumerate(settings.policies.values(), start=1):
                 self.table.write(index, named.policy())
         return self.table

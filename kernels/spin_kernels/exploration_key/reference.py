@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from spin_kernels.counter_draw import counter_draw
-from spin_server.policy.policy import EXPLORATION_POLICIES
+
+# Which blocks a row explores.
+RANDOM, BLOCK_AGE, STALENESS, NONE = range(4)
 
 
 def _count_below(keys: Tensor, visible: Tensor) -> Tensor:
@@ -39,7 +41,7 @@ def staleness_rank(block_scores: Tensor, last_observed: Tensor, visible: Tensor)
     return _count_below(-last_observed, visible) + _count_below(block_scores, visible)
 
 
-def exploration_keys(
+def exploration_key(
     policy: Tensor,
     block_scores: Tensor,
     last_observed: Tensor,
@@ -53,18 +55,17 @@ def exploration_keys(
     """Give each row the exploration keys of its policy.
 
     Args:
-        policy: (int64): [rows]; index into EXPLORATION_POLICIES.
+        policy: (int64): [rows]; RANDOM, BLOCK_AGE, STALENESS or NONE.
         block_scores, last_observed, visible: as in `staleness_rank`.
         request_keys, query_positions, layers, seed: as in `counter_draw`.
 
     Returns:
         (int64): [rows, width]; smaller is explored first.
     """
-    used = [EXPLORATION_POLICIES[index] for index in sorted(set(policy.tolist()))]
     keys = torch.zeros(block_scores.shape, dtype=torch.int64, device=block_scores.device)
-    for name in used:
-        rows = (policy == EXPLORATION_POLICIES.index(name)).nonzero()[:, 0]
-        if name == "random":
+    for kind in sorted(set(policy.tolist())):
+        rows = (policy == kind).nonzero()[:, 0]
+        if kind == RANDOM:
             keys[rows] = counter_draw(
                 request_keys[rows],
                 query_positions[rows],
@@ -72,8 +73,8 @@ def exploration_keys(
                 num_blocks=keys.shape[1],
                 seed=seed,
             )
-        elif name == "block_age":
+        elif kind == BLOCK_AGE:
             keys[rows] = last_observed[rows]
-        elif name == "staleness":
+        elif kind == STALENESS:
             keys[rows] = -staleness_rank(block_scores[rows], last_observed[rows], visible[rows])
     return keys

@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from spin_server.algorithm.budget import block_budget, keep_count, num_explored
+from spin_kernels.block_budget import block_budget, keep_count, num_explored
 from spin_server.policy.ratio import Ratio
 
 

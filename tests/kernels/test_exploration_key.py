@@ -2,12 +2,12 @@
 
 import torch
 
-from spin_server.algorithm.exploration import exploration_keys, staleness_rank
+from spin_kernels.exploration_key import exploration_key, staleness_rank
 from spin_server.policy.policy import EXPLORATION_POLICIES
 
 
 def keys(policy: str, *, rows: int, blocks: int, request: int = 5, layer: int = 0) -> torch.Tensor:
-    return exploration_keys(
+    return exploration_key(
         torch.full((rows,), EXPLORATION_POLICIES.index(policy)),  # type: ignore[arg-type]
         torch.zeros(rows, blocks),
         torch.arange(blocks).expand(rows, blocks).flip(1),

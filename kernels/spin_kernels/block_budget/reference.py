@@ -1,12 +1,12 @@
 """How many blocks a row may keep, and how many of them it explores.
 
-Integer arithmetic throughout: see `spin_server.policy.ratio` for what floating point would do.
+Shares are integers over a billion: in floating point, ceil((1 - 0.7) * 10) is 4.
 """
 
 import torch
 from torch import Tensor
 
-from spin_server.policy.ratio import BILLION
+BILLION = 1_000_000_000
 
 
 def ceil_div(numerator: Tensor, denominator: int) -> Tensor:

@@ -1,0 +1,127 @@
+"""The update of a layer's histories as one Triton kernel."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from spin_kernels.arguments import Histories, PolicyColumns, Rows, StepPlan
+
+_BLOCKS = 8
+_PROGRAMS = 132 * 16
+
+
+@triton.jit
+def _update_kernel(
+    vertical_ptr,
+    diagonal_ptr,
+    vertical_max_ptr,
+    diagonal_max_ptr,
+    last_observed_ptr,
+    slots_ptr,
+    policies_ptr,
+    positions_ptr,
+    num_slots_ptr,
+    decay_ptr,
+    gain_ptr,
+    blocks_ptr,
+    counts_ptr,
+    step_numbers_ptr,
+    scores_ptr,
+    scores_stride,
+    first_state,
+    max_slots,
+    num_offsets,
+    max_blocks,
+    COMPRESS_RATIO: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    row = tl.program_id(0)
+    step = tl.load(step_numbers_ptr + row)
+    count = tl.load(counts_ptr + row)
+    if step >= 0:
+        state = (first_state + tl.load(slots_ptr + row)).to(tl.int64)
+        query = tl.load(positions_ptr + row) // COMPRESS_RATIO
+        num_slots = tl.load(num_slots_ptr + row).to(tl.int64)
+        policy = tl.load(policies_ptr + row)
+        decay = tl.load(decay_ptr + policy)
+        gain = tl.load(gain_ptr + policy)
+        inner = tl.arange(0, BLOCK_SIZE)
+        lowest = -float("inf")
+        for start in range(tl.program_id(1) * BLOCKS, count, tl.num_programs(1) * BLOCKS):
+            place = start + tl.arange(0, BLOCKS)
+            listed = place < count
+            block = tl.load(
+                blocks_ptr + row.to(tl.int64) * max_blocks + place, mask=listed, other=0
+            )
+            slot = block.to(tl.int64)[:, None] * BLOCK_SIZE + inner[None, :]
+            visible = listed[:, None] & (slot < num_slots)
+            column = place.to(tl.int64)[:, None] * BLOCK_SIZE + inner[None, :]
+            z = tl.load(
+                scores_ptr + row.to(tl.int64) * scores_stride + column, mask=visible, other=lowest
+            ).to(tl.float32)
+            observed = visible & (tl.abs(z) < float("inf"))  # NaN compares false
+
+            at = vertical_ptr + state * max_slots + slot
+            v = tl.load(at, mask=visible, other=0.0)
+            v = tl.where(observed, decay * v + gain * z, v)
+            tl.store(at, v, mask=observed)
+
+            offset = query - slot
+            stored = visible & (offset >= 0) & (offset < num_offsets)
+            at = diagonal_ptr + state * num_offsets + offset
+            d = tl.load(at, mask=stored, other=0.0)
+            d = tl.where(observed & stored, decay * d + gain * z, d)
+            tl.store(at, d, mask=observed & stored)
+
+            cached = state * max_blocks + block
+            tl.store(vertical_max_ptr + cached, tl.max(tl.where(visible, v, lowest), 1), listed)
+            tl.store(diagonal_max_ptr + cached, tl.max(tl.where(visible, d, lowest), 1), listed)
+            seen = listed & (tl.max(observed.to(tl.int32), 1) > 0)
+            tl.store(last_observed_ptr + cached, step, mask=seen)
+
+
+def history_update(
+    histories: Histories,
+    rows: Rows,
+    policies: PolicyColumns,
+    plan: StepPlan,
+    layer_index: int,
+    scores: Tensor,
+    *,
+    num_rows: int,
+    block_size: int,
+    compress_ratio: int,
+) -> None:
+    """See `spin_kernels.history_update.reference`; bit for bit the same histories."""
+    max_blocks = histories.vertical_max.shape[1]
+    # Enough programs to fill a GPU, whatever the batch; each walks over its share of the blocks.
+    programs = max(1, min(triton.cdiv(max_blocks, _BLOCKS), triton.cdiv(_PROGRAMS, num_rows)))
+    _update_kernel[(num_rows, programs)](
+        histories.vertical,
+        histories.diagonal,
+        histories.vertical_max,
+        histories.diagonal_max,
+        histories.last_observed,
+        rows.slots,
+        rows.policies,
+        rows.positions,
+        rows.num_slots,
+        policies.decay,
+        policies.gain,
+        plan.blocks[layer_index],
+        plan.counts[layer_index],
+        plan.step_numbers[layer_index],
+        scores,
+        scores.stride(0),
+        layer_index * histories.num_states,
+        histories.vertical.shape[1],
+        histories.diagonal.shape[1],
+        max_blocks,
+        COMPRESS_RATIO=compress_ratio,
+        BLOCK_SIZE=block_size,
+        BLOCKS=_BLOCKS,
+        num_warps=4,
+        # A fused multiply-add rounds once where the definition rounds twice.
+        enable_fp_fusion=False,
+    )

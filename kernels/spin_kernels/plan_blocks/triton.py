@@ -1,0 +1,238 @@
+"""Block planning as one Triton kernel: one program per row and layer."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from spin_kernels.arguments import Histories, PolicyColumns, Rows, StepPlan
+from spin_kernels.block_budget import BILLION
+from spin_kernels.counter_draw import seed_key
+from spin_kernels.exploration_key import BLOCK_AGE, NONE, RANDOM
+
+_BILLION = tl.constexpr(BILLION)
+_RANDOM, _BLOCK_AGE, _NONE = tl.constexpr(RANDOM), tl.constexpr(BLOCK_AGE), tl.constexpr(NONE)
+
+
+@triton.jit
+def _ordered(values):
+    """Map float32 to uint32 so that the order stays and -0.0 equals 0.0."""
+    bits = (values + 0.0).to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) | -2147483648)).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def _largest(keys, among, count):
+    """Mark the `count` (1 or more) largest keys among the marked; ties go to the lower place.
+
+    The threshold is found bit by bit, without a sort.
+    """
+    threshold = tl.zeros((), tl.uint32)
+    for step in tl.static_range(32):
+        candidate = threshold | tl.full((), 1 << (31 - step), tl.uint32)
+        at_least = tl.sum((among & (keys >= candidate)).to(tl.int32))
+        threshold = tl.where(at_least >= count, candidate, threshold)
+    above = among & (keys > threshold)
+    ties = among & (keys == threshold)
+    missing = count - tl.sum(above.to(tl.int32))
+    return above | (ties & (tl.cumsum(ties.to(tl.int32), 0) <= missing))
+
+
+@triton.jit
+def _plan_kernel(
+    vertical_ptr,
+    diagonal_ptr,
+    vertical_max_ptr,
+    diagonal_max_ptr,
+    last_observed_ptr,
+    steps_ptr,
+    slots_ptr,
+    policies_ptr,
+    request_keys_ptr,
+    positions_ptr,
+    num_slots_ptr,
+    sparsity_ptr,
+    exploration_ptr,
+    exploration_policy_ptr,
+    probe_period_ptr,
+    layers_ptr,
+    blocks_ptr,
+    counts_ptr,
+    lengths_ptr,
+    step_numbers_ptr,
+    outcomes_ptr,
+    diagonal_at_ptr,
+    seed_key,
+    num_states,
+    max_slots,
+    num_offsets,
+    max_blocks,
+    row_capacity,
+    COMPRESS_RATIO: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    index = tl.program_id(1)
+    slot = tl.load(slots_ptr + row)
+    num_slots = tl.load(num_slots_ptr + row).to(tl.int64)
+    num_blocks = ((num_slots + BLOCK_SIZE - 1) // BLOCK_SIZE).to(tl.int32)
+    place = tl.arange(0, WIDTH)
+    visible = place < num_blocks
+    newest = num_blocks - 1
+    selected = visible
+    step = tl.full((), -1, tl.int32)
+
+    if (slot >= 0) & (num_slots > TOP_K):
+        state = index.to(tl.int64) * num_states + slot
+        policy = tl.load(policies_ptr + row)
+        step = tl.load(steps_ptr + state)
+        period = tl.load(probe_period_ptr + policy)
+        dense = (step == 0) | ((period > 0) & (step % tl.maximum(period, 1) == 0))
+        outcomes = outcomes_ptr + index * 5
+        if dense:
+            tl.atomic_add(outcomes + 4, num_blocks.to(tl.int64))
+        else:
+            # Budgets are exact: integers over billionths.
+            keep = _BILLION - tl.load(sparsity_ptr + policy)
+            wanted = (keep * num_blocks + _BILLION - 1) // _BILLION
+            budget = tl.minimum(
+                tl.maximum(wanted, (TOP_K + BLOCK_SIZE - 1) // BLOCK_SIZE), num_blocks
+            )
+            num_forced = tl.minimum(num_blocks, 2)
+            budget = tl.maximum(budget, num_forced).to(tl.int32)
+            share = tl.load(exploration_ptr + policy)
+            kind = tl.load(exploration_policy_ptr + policy)
+            explored = tl.maximum(share * budget // _BILLION, 1).to(tl.int32)
+            explored = tl.minimum(explored, budget - num_forced)
+            explored = tl.where((share > 0) & (kind != _NONE), explored, 0)
+
+            cached = state * max_blocks + place
+            scores = tl.maximum(
+                tl.load(vertical_max_ptr + cached, mask=visible, other=0.0),
+                tl.load(diagonal_max_ptr + cached, mask=visible, other=0.0),
+            )
+            # A slot may have become visible since the newest block's maxima were taken.
+            inner = tl.arange(0, BLOCK_SIZE)
+            last = newest.to(tl.int64) * BLOCK_SIZE + inner
+            offsets = tl.load(positions_ptr + row) // COMPRESS_RATIO - last
+            v = tl.load(vertical_ptr + state * max_slots + last, mask=last < num_slots, other=0.0)
+            d = tl.load(
+                diagonal_ptr + state * num_offsets + offsets,
+                mask=(last < num_slots) & (offsets >= 0) & (offsets < num_offsets),
+                other=0.0,
+            )
+            top = tl.max(tl.where(last < num_slots, tl.maximum(v, d), -float("inf")))
+            scores = tl.where(place == newest, top, scores)
+
+            forced = visible & ((place == 0) | (place == newest))
+            keys = tl.where(forced, 0xFFFFFFFF, _ordered(scores)).to(tl.uint32)
+            exploited = _largest(keys, visible, budget - explored)
+            selected = exploited
+            if explored > 0:
+                candidates = visible & (exploited == 0)
+                request_key = tl.load(request_keys_ptr + row)
+                position = tl.load(positions_ptr + row) // COMPRESS_RATIO
+                seen = tl.load(last_observed_ptr + cached, mask=visible, other=-1)
+                if kind == _RANDOM:
+                    zero = tl.zeros((WIDTH,), tl.uint32)
+                    words, _, _, _ = tl.philox(
+                        request_key ^ seed_key,
+                        place.to(tl.uint32),
+                        zero + (position & 0xFFFFFFFF).to(tl.uint32),
+                        zero + tl.load(layers_ptr + index).to(tl.uint32),
+                        zero + (position >> 32).to(tl.uint32),
+                    )
+                    wanted_keys = ~words
+                elif kind == _BLOCK_AGE:
+                    wanted_keys = (0x7FFFFFFF - seen).to(tl.uint32)
+                else:
+                    # Blocks that are younger, and blocks that score lower, counted pair by pair.
+                    own = _ordered(scores)
+                    ranks = tl.zeros((WIDTH,), tl.int32)
+                    for start in range(0, num_blocks, CHUNK):
+                        other = start + tl.arange(0, CHUNK)
+                        there = other < num_blocks
+                        at = state * max_blocks + other
+                        age = tl.load(last_observed_ptr + at, mask=there, other=-1)
+                        score = tl.maximum(
+                            tl.load(vertical_max_ptr + at, mask=there, other=0.0),
+                            tl.load(diagonal_max_ptr + at, mask=there, other=0.0),
+                        )
+                        score = _ordered(tl.where(other == newest, top, score))
+                        younger = there[None, :] & (age[None, :] > seen[:, None])
+                        lower = there[None, :] & (score[None, :] < own[:, None])
+                        ranks += tl.sum(younger.to(tl.int32) + lower.to(tl.int32), 1)
+                    wanted_keys = ranks.to(tl.uint32)
+                extra = _largest(wanted_keys, candidates, explored)
+                selected = exploited | extra
+            tl.atomic_add(outcomes + 0, (budget - explored - num_forced).to(tl.int64))
+            tl.atomic_add(outcomes + 1, explored.to(tl.int64))
+            tl.atomic_add(outcomes + 2, num_forced.to(tl.int64))
+            tl.atomic_add(outcomes + 3, (num_blocks - budget).to(tl.int64))
+        tl.store(steps_ptr + state, step + 1)
+        tl.store(diagonal_at_ptr + state, tl.load(positions_ptr + row) // COMPRESS_RATIO)
+
+    out = index * row_capacity + row
+    count = tl.sum(selected.to(tl.int32))
+    order = tl.cumsum(selected.to(tl.int32), 0) - 1
+    tl.store(blocks_ptr + out.to(tl.int64) * max_blocks + order, place, mask=selected)
+    tl.store(counts_ptr + out, count)
+    tl.store(step_numbers_ptr + out, step)
+    length = (count - 1) * BLOCK_SIZE + (num_slots - newest.to(tl.int64) * BLOCK_SIZE)
+    tl.store(lengths_ptr + out, tl.where(num_slots > 0, length, 0).to(tl.int32))
+
+
+def plan_blocks(
+    histories: Histories,
+    rows: Rows,
+    policies: PolicyColumns,
+    layers: Tensor,
+    plan: StepPlan,
+    *,
+    num_rows: int,
+    top_k: int,
+    block_size: int,
+    compress_ratio: int,
+    seed: int,
+) -> None:
+    """See `spin_kernels.plan_blocks.reference`; bit for bit the same choice."""
+    max_blocks = histories.vertical_max.shape[1]
+    width = max(triton.next_power_of_2(max_blocks), 16)
+    _plan_kernel[(num_rows, len(layers))](
+        histories.vertical,
+        histories.diagonal,
+        histories.vertical_max,
+        histories.diagonal_max,
+        histories.last_observed,
+        histories.steps,
+        rows.slots,
+        rows.policies,
+        rows.keys,
+        rows.positions,
+        rows.num_slots,
+        policies.sparsity,
+        policies.exploration,
+        policies.exploration_policy,
+        policies.probe_period,
+        layers,
+        plan.blocks,
+        plan.counts,
+        plan.lengths,
+        plan.step_numbers,
+        plan.outcomes,
+        histories.diagonal_at,
+        seed_key(seed),
+        histories.num_states,
+        histories.vertical.shape[1],
+        histories.diagonal.shape[1],
+        max_blocks,
+        plan.counts.shape[1],
+        COMPRESS_RATIO=compress_ratio,
+        TOP_K=top_k,
+        BLOCK_SIZE=block_size,
+        WIDTH=width,
+        CHUNK=16,
+        num_warps=8 if width > 2048 else 4,
+    )

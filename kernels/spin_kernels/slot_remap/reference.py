@@ -1,0 +1,17 @@
+"""Compact indices back to slots, in plain torch."""
+
+import torch
+from torch import Tensor
+
+
+def slot_remap(indices: Tensor, blocks: Tensor, *, block_size: int) -> None:
+    """Turn indices into a compact row into the request's own slots, in place; -1 stays.
+
+    Args:
+        indices: (int32): [rows, k]; may be strided.
+        blocks: (int32): [rows, width]; the listed blocks, in order.
+        block_size: slots per block.
+    """
+    place = indices.clamp(min=0).long()
+    slots = blocks.gather(1, place // block_size) * block_size + (place % block_size)
+    indices.copy_(torch.where(indices < 0, -1, slots))

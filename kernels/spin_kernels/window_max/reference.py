@@ -1,0 +1,40 @@
+"""Maxima of the diagonal history over every block, in plain torch."""
+
+import torch
+
+from spin_kernels.arguments import Histories, Rows
+
+
+def window_max(
+    histories: Histories,
+    rows: Rows,
+    *,
+    num_rows: int,
+    block_size: int,
+    compress_ratio: int,
+) -> None:
+    """Take the maxima of D again for the rows whose query moved to another slot.
+
+    Args:
+        histories: `diagonal_max` is written; `diagonal_at` is written by the plan.
+        rows: of the step.
+        num_rows: rows of this step, the first of `rows`.
+        block_size: slots per block.
+        compress_ratio: tokens per slot.
+
+    Source: SPIN, predicted slot score, pooled by its largest (arXiv 2610.09025).
+    """
+    width = histories.diagonal_max.shape[1]
+    slots = torch.arange(width * block_size, device=histories.diagonal.device)
+    num_states = histories.num_states
+    for row in (rows.slots[:num_rows] >= 0).nonzero()[:, 0].tolist():
+        q = int(rows.positions[row]) // compress_ratio
+        offsets = q - slots
+        stored = (offsets >= 0) & (offsets < histories.diagonal.shape[1])
+        visible = (slots < rows.num_slots[row]).view(width, block_size)
+        for state in range(int(rows.slots[row]), len(histories.steps), num_states):
+            if int(histories.diagonal_at[state]) == q:
+                continue
+            d = histories.diagonal[state, offsets.where(stored, 0)].where(stored, 0.0)
+            d = d.view(width, block_size).masked_fill(~visible, -torch.inf)
+            histories.diagonal_max[state] = d.amax(1)

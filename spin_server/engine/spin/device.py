@@ -1,0 +1,187 @@
+"""SPIN's tensors and kernels on one GPU.
+
+Everything is allocated once and written in place: a captured CUDA graph replays the launches and
+never this Python. `begin` runs before every step, captured or not; `plan` and `learn` are launched
+by the layers, and captured with them. Knows nothing of vLLM.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+import torch
+from torch import Tensor
+
+from spin_kernels.arguments import Histories, PolicyColumns, Rows, StepPlan
+from spin_kernels.compact_table.triton import compact_table
+from spin_kernels.history_update.triton import history_update
+from spin_kernels.plan_blocks.triton import plan_blocks
+from spin_kernels.slot_remap.triton import slot_remap
+from spin_kernels.window_max.triton import window_max
+from spin_server.algorithm.options import SpinOptions
+from spin_server.engine.spin.layers import FALLBACKS, count_fallbacks
+from spin_server.engine.spin.policy_table import PolicyTable
+from spin_server.engine.spin.requests import NO_SLOT, StepRows
+
+
+class DeviceLayers:
+    """The histories of all layers on a GPU, and the plan of the step that runs.
+
+    Args:
+        layers: their numbers in the model, part of the random draw's key, in running order.
+        options: SPIN's choices.
+        table: the policies, on the same device.
+        num_states: requests that may hold a history at once.
+        num_rows: rows of the largest decode batch.
+        max_slots: slots of the longest context.
+        compress_ratio: tokens per slot.
+        device: where.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[int],
+        options: SpinOptions,
+        table: PolicyTable,
+        *,
+        num_states: int,
+        num_rows: int,
+        max_slots: int,
+        compress_ratio: int,
+        device: torch.device,
+    ) -> None:
+        self.numbers = tuple(layers)
+        self.options = options
+        self._device = device
+        self._compress_ratio = compress_ratio
+        self._layers = torch.tensor(self.numbers, device=device)
+        self.histories = Histories.zeros(
+            len(layers),
+            num_states=num_states,
+            num_slots=max_slots,
+            block_size=options.block_size,
+            device=device,
+        )
+        num_blocks = self.histories.vertical_max.shape[1]
+        self._plan = StepPlan.empty(
+            len(layers), num_rows=num_rows, num_blocks=num_blocks, device=device
+        )
+        # Layers run one after another, so one table serves all.
+        self._table = torch.zeros(num_rows, num_blocks, dtype=torch.int32, device=device)
+        self._staged = torch.zeros(4, num_rows, dtype=torch.int64, device=device)
+        self._staged[0] = NO_SLOT
+        self._rows = Rows(
+            slots=self._staged[0],
+            policies=self._staged[1],
+            keys=self._staged[2],
+            positions=self._staged[3],
+            num_slots=torch.zeros(num_rows, dtype=torch.int32, device=device),
+        )
+        self._columns = PolicyColumns(
+            **{f.name: table.column(f.name) for f in fields(PolicyColumns)}
+        )
+        self.fallbacks = torch.zeros(len(FALLBACKS), dtype=torch.int64)
+
+    @property
+    def outcomes(self) -> Tensor:
+        """Blocks by outcome, (int64): [layers, outcomes]; reading it waits for the device."""
+        return self._plan.outcomes
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the histories and of everything beside them."""
+        tensors = [getattr(self._plan, f.name) for f in fields(StepPlan)]
+        beside = sum(int(t.nbytes) for t in (*tensors, self._table, self._staged))
+        return self.histories.num_bytes + beside
+
+    def begin(self, rows: StepRows | None) -> None:
+        """Tell the device whose rows come next, before anything of the step is launched.
+
+        Args:
+            rows: of the step, in batch order; None for a step of nobody's, such as a capture.
+        """
+        if rows is None:
+            self._staged[0].fill_(NO_SLOT)
+            return
+        if len(rows.resets):
+            self.histories.reset(rows.resets.pin_memory().to(self._device, non_blocking=True))
+        self.fallbacks += count_fallbacks(
+            rows, top_k=self.options.top_k, compress_ratio=self._compress_ratio
+        ) * len(self.numbers)
+        staged = torch.stack([rows.slots, rows.policies, rows.keys, rows.positions]).pin_memory()
+        num_rows = staged.shape[1]
+        self._staged[:, :num_rows].copy_(staged, non_blocking=True)
+        self._staged[0, num_rows:].fill_(NO_SLOT)
+
+    def plan(self, num_slots: Tensor) -> Tensor:
+        """Choose the blocks that every layer scores in this step.
+
+        Args:
+            num_slots: (int32): [rows]; slots visible to each decode row; must stay where it is
+                until the step ends.
+
+        Returns:
+            (int32): [rows, 1]; slots that each row scores, the same in every layer.
+        """
+        num_rows = len(num_slots)
+        self._rows = replace(self._rows, num_slots=num_slots)
+        sizes = {
+            "num_rows": num_rows,
+            "block_size": self.options.block_size,
+            "compress_ratio": self._compress_ratio,
+        }
+        window_max(self.histories, self._rows, **sizes)
+        plan_blocks(
+            self.histories,
+            self._rows,
+            self._columns,
+            self._layers,
+            self._plan,
+            top_k=self.options.top_k,
+            seed=self.options.seed,
+            **sizes,
+        )
+        return self._plan.lengths[0, :num_rows, None]
+
+    def table(self, layer: int, block_table: Tensor) -> Tensor:
+        """List the pages of the blocks that a layer scores.
+
+        Args:
+            layer: its number in the model.
+            block_table: (int32): [rows, pages].
+
+        Returns:
+            (int32): [rows, pages]; valid until the next layer asks.
+        """
+        num_rows = len(block_table)
+        index = self.numbers.index(layer)
+        compact_table(block_table, self._plan, index, self._table, num_rows=num_rows)
+        return self._table[:num_rows]
+
+    def remap(self, layer: int, indices: Tensor) -> None:
+        """Turn a layer's compact top-K indices into slots, in place.
+
+        Args:
+            layer: its number in the model.
+            indices: (int32): [rows, k]; -1 stays.
+        """
+        blocks = self._plan.blocks[self.numbers.index(layer)]
+        slot_remap(indices, blocks, block_size=self.options.block_size)
+
+    def learn(self, layer: int, scores: Tensor) -> None:
+        """Fold what a layer scored into its histories.
+
+        Args:
+            layer: its number in the model.
+            scores: (float): [rows, at least the longest row's slots]; compact.
+        """
+        history_update(
+            self.histories,
+            self._rows,
+            self._columns,
+            self._plan,
+            self.numbers.index(layer),
+            scores,
+            num_rows=len(scores),
+            block_size=self.options.block_size,
+            compress_ratio=self._compress_ratio,
+        )

@@ -1,0 +1,80 @@
+"""Follow the requests of vLLM's V2 model runner, which CUDA engines use.
+
+A model state hears of every request that comes and goes, and of every step before it is launched
+or replayed. Source: vllm/v1/worker/gpu/model_states (interface.py, default.py) and
+vllm/v1/worker/gpu/model_runner.py (add_requests, _remove_request, execute_model).
+"""
+
+from typing import Any
+
+from vllm.v1.worker.gpu import model_states
+from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+
+from spin_server.engine.spin.device import DeviceLayers
+from spin_server.engine.spin.requests import RequestTracker
+from spin_server.engine.spin.settings import request_identity
+from spin_server.engine.spin.worker_state import worker_spin
+
+
+class SpinModelState(DefaultModelState):  # type: ignore[misc]
+    """vLLM's own state, and SPIN's rows before every step."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        worker_spin().follows = True
+
+    def _tracker(self) -> RequestTracker:
+        spin = worker_spin()
+        if spin.tracker is None:
+            spin.tracker = RequestTracker(self.max_num_reqs)
+        return spin.tracker
+
+    def add_request(self, req_index: int, new_req_data: Any) -> None:
+        """Note a request that is new, or comes back after a preemption."""
+        super().add_request(req_index, new_req_data)
+        policy, key = request_identity(new_req_data.req_id, new_req_data.sampling_params)
+        known = new_req_data.prefill_token_ids or new_req_data.prompt_token_ids or ()
+        self._tracker().admit(
+            new_req_data.req_id,
+            policy=policy,
+            key=key,
+            num_known_tokens=len(known),
+            resumed=len(known) > new_req_data.prompt_len,
+        )
+
+    def remove_request(self, req_id: str) -> None:
+        """Note a request that ended, was aborted or is preempted."""
+        super().remove_request(req_id)
+        self._tracker().finish(req_id)
+
+    def prepare_attn(self, input_batch: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Stage the step's rows; a capture or a dummy batch has none."""
+        layers = worker_spin().layers
+        if isinstance(layers, DeviceLayers):
+            tracker = self._tracker()
+            known = all(tracker.knows(request) for request in input_batch.req_ids)
+            layers.begin(tracker.step(_rows(input_batch)) if known else None)
+        return super().prepare_attn(input_batch, *arguments, **keywords)
+
+
+def _rows(input_batch: Any) -> list[tuple[str, int, int]]:
+    """Request, position of its first token, number of its tokens: in batch order."""
+    return list(
+        zip(
+            input_batch.req_ids,
+            input_batch.num_computed_tokens_np.tolist(),
+            input_batch.num_scheduled_tokens.tolist(),
+            strict=True,
+        )
+    )
+
+
+def install() -> None:
+    """Give models without a state of their own ours, once per process."""
+    resolve = model_states.resolve_model_state_cls
+
+    def resolve_model_state_cls(*arguments: Any, **keywords: Any) -> Any:
+        found = resolve(*arguments, **keywords)
+        return SpinModelState if found is DefaultModelState else found
+
+    model_states.resolve_model_state_cls = resolve_model_state_cls
