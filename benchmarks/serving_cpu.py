@@ -25,7 +25,7 @@ sys.path.insert(0, str(HERE))
 SPARSITIES = {"0.3": "0.05", "0.4": "0.2", "0.5": "0.2", "0.65": "0.05"}
 
 
-def make_engine(args: argparse.Namespace, model: str, tokens: int) -> Any:
+def make_engine(model: str, tokens: int) -> Any:
     """vLLM's own engine as `spin-server serve` configures it, stepped by this process.
 
     An engine core in its own process runs ahead of the outputs that are read here, and past a
@@ -128,7 +128,7 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory() as folder:
         write_checkpoint(Path(folder) / "tiny", tiny_config(overrides), seed=0)
-        engine = make_engine(args, str(Path(folder) / "tiny"), max(args.tokens))
+        engine = make_engine(str(Path(folder) / "tiny"), max(args.tokens))
         for tokens in args.tokens:
             found = measure(args, engine, tokens)
             report(args, tokens, found)

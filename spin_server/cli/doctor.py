@@ -23,7 +23,7 @@ def add_parser(commands: Subparsers) -> None:
         "--max-model-len", type=int, metavar="N", help="tokens of the longest context (the model's)"
     )
     parser.add_argument(
-        "--max-num-seqs", type=int, default=256, metavar="N", help="requests at once (256)"
+        "--max-num-seqs", type=int, metavar="N", help="requests at once (vLLM's default)"
     )
     parser.add_argument("--url", help="of a running server, such as http://127.0.0.1:8000")
     parser.set_defaults(run=_run)

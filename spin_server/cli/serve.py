@@ -14,9 +14,9 @@ _HELP = f"""usage: {_USAGE}
 
 Serve MODEL, a folder or a name OWNER/NAME, with vLLM's OpenAI server.
 
-Every argument after MODEL is vLLM's own and passed on unchanged; --help=all lists them. What
-differs from `vllm serve`: it listens on 127.0.0.1 unless --host says otherwise, and on a CPU
---enforce-eager and --enable-prompt-tokens-details are on.
+Arguments after MODEL are SPIN's own (below) and vLLM's, passed on unchanged; --help=all lists
+those. What differs from `vllm serve`: it listens on 127.0.0.1 unless --host says otherwise, and on
+a CPU --enforce-eager and --enable-prompt-tokens-details are on.
 
 exit status: 0 after SIGINT or SIGTERM, 1 if the engine died, 2 for a wrong argument,
 3 if the server could not start

@@ -58,6 +58,11 @@ def read_spin_arguments(argv: Sequence[str]) -> tuple[SpinSettings, list[str]]:
     for name in ("capacity", "seed"):
         if (value := getattr(ours, f"spin_{name}")) is not None:
             settings[name] = value
+    if ours.spin_off and ours.spin_record is not None:
+        raise InputError("--spin-record", "SPIN to be on, beside it", "--spin-off")
+    if "probe_period" in given:
+        period = _whole("--spin-probe-period", given["probe_period"])
+        settings["default"] = {**given, "probe_period": period}
     checked = _validate(settings)
     if len(checked.policies) >= checked.capacity:
         raise InputError(
@@ -68,12 +73,34 @@ def read_spin_arguments(argv: Sequence[str]) -> tuple[SpinSettings, list[str]]:
     return checked, rest
 
 
+def _whole(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(name, "a whole number", repr(text)) from None
+
+
+class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
+    """YAML whose mappings name every key once; the library lets the last one win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Build a mapping, and refuse a key that comes twice."""
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = [key for index, key in enumerate(keys) if key in keys[:index]]
+        if twice:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key {twice[0]!r} comes twice", node.start_mark
+            )
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
 def _read_policies(path: Path) -> Any:
     try:
-        found = yaml.safe_load(path.read_text())
+        found = yaml.load(path.read_text(), Loader=_UniqueKeys)
     except OSError as error:
         raise InputError(f"--spin-policies {path}", "a readable file", error.strerror) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that is none
         text = " ".join(str(error).split())
         raise InputError(f"--spin-policies {path}", "YAML", text) from None
     if not isinstance(found, dict) or set(found) != {"policies"}:
@@ -87,7 +114,8 @@ def _validate(settings: dict[str, Any]) -> SpinSettings:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"SPIN {where}", first["msg"], repr(first["input"])) from None
+        expected = first["msg"].removeprefix("Input should be ")
+        raise InputError(f"SPIN {where}", expected, repr(first["input"])) from None
     if "default" in checked.policies:
         raise InputError("policy name default", "another name (--spin-* set the default)", "it")
     named: dict[str, PolicySettings] = {"default": checked.default, **checked.policies}

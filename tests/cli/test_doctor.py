@@ -1,6 +1,9 @@
 """`spin-server doctor`: what it finds, and what it says to do."""
 
+import http.server
 import json
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +14,7 @@ from spin_server.engine import doctor
 from spin_server.tiny_model.checkpoint import write_checkpoint
 from spin_server.tiny_model.config import tiny_config
 
-WORKING = {"is_cpu": True, "device": "cpu", "active": ["spin", "spin_cpu"]}
+WORKING = {"is_cpu": True, "max_num_seqs": 128, "device": "cpu", "active": ["spin", "spin_cpu"]}
 
 
 @pytest.fixture
@@ -73,11 +76,53 @@ def test_plugin_that_does_not_load_is_a_problem(
     assert "expected spin, spin_cpu to load, but spin_cpu does not; reinstall" in out
 
 
+class Answer(http.server.BaseHTTPRequestHandler):
+    """Answers every request with the server's text."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.server.text.encode())  # type: ignore[attr-defined]
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def other_server(request: pytest.FixtureRequest) -> Iterator[str]:
+    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
+        server.text = request.param  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
 @pytest.mark.usefixtures("_plugins_load")
-def test_server_that_is_not_there_is_a_problem(capsys: pytest.CaptureFixture[str]) -> None:
-    status, out = run(capsys, "--url", "http://127.0.0.1:9")
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://127.0.0.1:abc", "http://a b", "x"])
+def test_server_that_is_not_there_is_a_problem(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out = run(capsys, "--url", url)
     assert status == 3
-    assert "PROBLEM server: http://127.0.0.1:9: expected a running server" in out
+    assert f"PROBLEM server: {url}: expected a running spin-server" in out
+
+
+@pytest.mark.usefixtures("_plugins_load")
+@pytest.mark.parametrize(
+    ("other_server", "message"),
+    [
+        ("up 1\n", "expected spin_ metrics, got none"),
+        ("<html>", "expected a running spin-server"),
+        ("spin_plugin_active 1\n", "expected a running spin-server"),
+    ],
+    indirect=["other_server"],
+)
+def test_server_of_something_else_is_a_problem(
+    other_server: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out = run(capsys, "--url", other_server)
+    assert status == 3
+    assert message in out
 
 
 def test_number_that_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

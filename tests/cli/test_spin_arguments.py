@@ -23,13 +23,12 @@ def test_given_values_are_kept_exactly() -> None:
         [
             *("--spin-sparsity", "0.123456789", "--spin-exploration=0.2"),
             *("--spin-exploration-policy", "block_age", "--spin-ema-decay", "0.9"),
-            *("--spin-probe-period", "8", "--spin-seed", "7", "--spin-off"),
+            *("--spin-probe-period", "8", "--spin-seed", "7"),
             *("--spin-record", "traces", "--spin-record-layers", "1,3", "--spin-record-steps", "9"),
         ]
     )
     policy = settings.default.policy()
     assert rest == []
-    assert not settings.enabled
     assert policy.sparsity.billionths == 123_456_789
     assert (policy.exploration_policy, policy.probe_period) == ("block_age", 8)
     assert settings.seed == 7
@@ -98,3 +97,46 @@ def test_missing_policy_file_and_too_many_policies_are_named(tmp_path: Path) -> 
     path.write_text("policies: {a: {}, b: {}}")
     with pytest.raises(InputError, match="fewer policies than --spin-capacity 2"):
         read_spin_arguments(["--spin-policies", str(path), "--spin-capacity", "2"])
+
+
+def test_off_turns_spin_off() -> None:
+    assert not read_spin_arguments(["--spin-off"])[0].enabled
+    with pytest.raises(InputError, match="--spin-record: expected SPIN to be on, beside it"):
+        read_spin_arguments(["--spin-off", "--spin-record", "traces"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("policies: {a: {sparsity: true}}", "policies.a.sparsity"),
+        ("policies: {a: {probe_period: true}}", "policies.a.probe_period: expected a valid int"),
+        ("policies: {a: {probe_period: 99999999999999999999999}}", "policies.a.probe_period"),
+        ("policies: {a: {sparsity: .nan}}", "policy a, sparsity"),
+        ("policies: {'': {}}", "policies..*match pattern"),
+        ("policies: {a: {}, a: {}}", "the key 'a' comes twice"),
+        ("policies: {a: {sparsity: 0.1, sparsity: 0.2}}", "the key 'sparsity' comes twice"),
+        ("policies: {2024-13-45: {}}", "expected YAML"),
+        ("policies: " + "[" * 3000, "expected YAML"),
+    ],
+)
+def test_policy_file_that_makes_no_sense_is_refused(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "policies.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_spin_arguments(["--spin-policies", str(path)])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--spin-record", ""],
+        ["--spin-capacity", "99999999"],
+        ["--spin-probe-period", "often"],
+        ["--spin-probe-period", "-1"],
+    ],
+)
+def test_argument_that_makes_no_sense_is_refused(arguments: list[str]) -> None:
+    with pytest.raises(InputError):
+        read_spin_arguments(arguments)

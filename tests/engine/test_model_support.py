@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
-from spin_server.engine.model_support import indexer_geometry, read_local_config
+from spin_server.engine.model_support import (
+    indexer_geometry,
+    read_local_config,
+    require_cpu_kernels,
+)
 from spin_server.errors import InputError, UnsupportedError
 from spin_server.tiny_model.config import tiny_config
 
@@ -54,3 +58,28 @@ def test_damaged_config_is_refused(tmp_path: Path, content: str, message: str) -
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(InputError, match=message):
         read_local_config(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model_type", ["x"]),
+        ("num_hidden_layers", "3"),
+        ("num_hidden_layers", None),
+        ("compress_ratios", 4),
+        ("compress_ratios", [0]),
+        ("index_n_heads", None),
+        ("index_topk", True),
+    ],
+)
+def test_entry_that_makes_no_sense_is_refused(key: str, value: object) -> None:
+    config = {**tiny_config({}), key: value}
+    with pytest.raises(InputError, match=f"config.json, {key}: expected "):
+        indexer_geometry(config)
+
+
+def test_another_top_k_is_refused_on_a_cpu() -> None:
+    require_cpu_kernels(indexer_geometry(tiny_config({})))
+    geometry = indexer_geometry(tiny_config({"index_topk": 1024}))
+    with pytest.raises(UnsupportedError, match="index_topk 1024: expected 512"):
+        require_cpu_kernels(geometry)

@@ -73,9 +73,16 @@ def test_signal_during_start_stops_everything_with_status_0(
     assert "Traceback" not in server.log.read_text()
 
 
-def test_requested_stop_is_status_0(tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
+def test_requested_stop_is_status_0_though_a_stream_is_open(
+    tiny_model: Path, tmp_path: Path, number: signal.Signals
+) -> None:
     with live_server.running(tiny_model, tmp_path / "log", "--max-model-len", "8192") as server:
-        assert live_server.stop(server) == 0
+        body = {"prompt": "Hello", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+        with server.open("/v1/completions", body) as response:
+            assert response.readline().startswith(b"data: ")
+            server.process.send_signal(number)
+            assert server.process.wait(30) == 0
 
 
 BREAK_PLUGIN = """

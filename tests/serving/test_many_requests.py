@@ -51,6 +51,8 @@ def converse(server: LiveServer, number: int) -> int:
     # Some start below the 2,052 tokens where the indexer is first called, and grow past them.
     start = rng.choice((len(DOCUMENT), len(DOCUMENT), 8 * 256))
     tokens = DOCUMENT[:start] + [rng.randrange(2, 250) for _ in range(rng.randrange(1, 60))]
+    if rng.random() < 0.1:  # too short to hold a slot
+        tokens = [2 + rng.randrange(200) for _ in range(rng.randrange(1, 4))]
     longest, turns = rng.choice(((90, 1), (40, 1), (40, 2), (40, 3)))
     # The first come together, and their long answers outgrow the KV pool: some are preempted.
     first = number < AT_ONCE

@@ -19,7 +19,7 @@ def test_all_blocks_kept_gives_the_tokens_of_the_unmodified_indexer(
     write_checkpoint(model, tiny_config(overrides), seed=0)
     keep_all = PolicySettings(sparsity=0, exploration=0.2, probe_period=7)
     skip_most = PolicySettings(sparsity=0.65)
-    tokens = {
+    found = {
         name: offline_engine.run_apart(
             model, settings.model_dump(mode="json"), tmp_path / name, threads
         )
@@ -29,6 +29,7 @@ def test_all_blocks_kept_gives_the_tokens_of_the_unmodified_indexer(
             ("few kept", SpinSettings(default=skip_most)),
         )
     }
+    tokens = {name: run["tokens"] for name, run in found.items()}
     expected = [name for name, *_ in offline_engine.SCHEDULE]
     expected += [f"turn {turn}" for turn in range(offline_engine.TURNS)]
     assert sorted(tokens["off"]) == sorted(expected)
@@ -36,3 +37,6 @@ def test_all_blocks_kept_gives_the_tokens_of_the_unmodified_indexer(
     # The comparison can fail: skipping blocks does change tokens, and only of long contexts.
     assert tokens["few kept"] != tokens["off"]
     assert tokens["few kept"]["short"] == tokens["off"]["short"]
+    # The schedule holds what it promises: rows of prompts that run as decodes, and short contexts.
+    assert all(count > 0 for count in found["all kept"]["snapshot"]["fallbacks"].values())
+    assert not found["off"]["snapshot"]["layers"]

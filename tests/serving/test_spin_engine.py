@@ -2,9 +2,11 @@
 
 import collections
 import concurrent.futures
+import math
 import time
 import urllib.error
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 
 import live_server
@@ -91,7 +93,6 @@ def test_engine_scores_what_replay_scores_and_counts_it(
 
     with concurrent.futures.ThreadPoolExecutor(len(names)) as pool:
         list(pool.map(ask, range(len(names))))
-    spin_server.complete("ends the last step", max_tokens=1)  # finished requests are told then
 
     deadline = time.monotonic() + 30
     while len(paths := list((folder / "traces").glob("*.npz"))) < len(names):
@@ -102,7 +103,8 @@ def test_engine_scores_what_replay_scores_and_counts_it(
     policies = [Policy(), *(policy(name) for name in names)]
     for path in paths:
         with np.load(path) as recorded:
-            seen.add(names[int(recorded["policy"]) - 1])
+            name = names[int(recorded["policy"]) - 1]
+            seen.add(name)
             assert recorded["layers"].tolist() == [1, 3]
             assert recorded["scores"].shape[1] >= 39
         records = replayed(path, SpinOptions(seed=SEED), policies)
@@ -110,7 +112,12 @@ def test_engine_scores_what_replay_scores_and_counts_it(
             if step.dense:
                 counted["dense"] += step.num_blocks
             else:
-                counted["kept"] += len(step.blocks)
+                kept, forced = len(step.blocks), min(step.num_blocks, 2)
+                share = Fraction(POLICIES[name][1])
+                explored = min(max(1, math.floor(share * kept)), kept - forced)
+                counted["forced"] += forced
+                counted["explore"] += explored
+                counted["exploit"] += kept - forced - explored
                 counted["skipped"] += step.num_blocks - len(step.blocks)
         assert sum(len(step.blocks) < step.num_blocks for step in records[0]) > 20
     assert seen == set(names)
@@ -125,12 +132,12 @@ def test_engine_scores_what_replay_scores_and_counts_it(
             )
             for outcome in ("exploit", "explore", "forced", "skipped", "dense")
         }
-        kept = exported["exploit"] + exported["explore"] + exported["forced"]
-        if {"kept": kept, **{k: exported[k] for k in ("skipped", "dense")}} == dict(counted):
+        if exported == dict(counted):
             break
         assert time.monotonic() < deadline, (exported, counted)
         time.sleep(1)
-    assert exported["explore"] > 0
+    layers = {k.split('layer="')[1].split('"')[0] for k in spin_server.metrics() if "layer=" in k}
+    assert layers == {"1", "3"}
 
 
 def test_several_prompts_and_choices_of_one_request_share_its_policy(

@@ -20,7 +20,9 @@ SCHEDULE = [
     ("short", 0, 12, 50),
     ("crossing", 3, 2040, 60),  # grows past 2,052 tokens, where the indexer starts to be called
     ("chunked", 6, 6000, 40),
-    ("tail", 20, 3001, 30),
+    ("tail", 20, 2817, 30),  # all but its last token are cached: a prompt's row that decodes
+    ("chunked again", 24, 6100, 5),
+    ("one", 25, 1, 12),  # no slot to see, beside a prefill that calls the indexer
     ("cached", 45, 3000, 40),
 ]
 TURNS = 3
@@ -30,8 +32,8 @@ def prompt(length: int) -> list[int]:
     return [2 + (i * 7919 + i // 97) % 250 for i in range(length)]
 
 
-def run(model: str, settings: dict[str, Any]) -> dict[str, list[int]]:
-    """Tokens of every request, then those of a conversation of several turns."""
+def run(model: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Tokens of every request and of a conversation of several turns; SPIN's counters."""
     from spin_server import environment
     from spin_server.engine.spin.settings import CONFIG_KEY
 
@@ -49,6 +51,7 @@ def run(model: str, settings: dict[str, Any]) -> dict[str, list[int]]:
             max_num_batched_tokens=1024,
             max_num_seqs=8,
             kv_cache_memory_bytes=2**29,
+            worker_extension_cls="spin_server.engine.worker.SpinWorkerExtension",
             additional_config={CONFIG_KEY: settings},
         )
     )
@@ -75,7 +78,7 @@ def run(model: str, settings: dict[str, Any]) -> dict[str, list[int]]:
         while engine.has_unfinished_requests():
             step()
         conversation = [*conversation, *tokens[f"turn {turn}"], *prompt(40)]
-    return tokens
+    return {"tokens": tokens, "snapshot": engine.collective_rpc("spin_snapshot")[0]}
 
 
 def run_apart(model: Path, settings: dict[str, Any], folder: Path, threads: int) -> dict[str, Any]:

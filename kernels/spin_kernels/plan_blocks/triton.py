@@ -27,8 +27,8 @@ def _largest(keys, among, count):
     The threshold is found bit by bit, without a sort.
     """
     threshold = tl.zeros((), tl.uint32)
-    for step in tl.static_range(32):
-        candidate = threshold | tl.full((), 1 << (31 - step), tl.uint32)
+    for step in range(32):
+        candidate = threshold | (tl.full((), 1, tl.uint32) << (31 - step))
         at_least = tl.sum((among & (keys >= candidate)).to(tl.int32))
         threshold = tl.where(at_least >= count, candidate, threshold)
     above = among & (keys > threshold)
@@ -233,6 +233,6 @@ def plan_blocks(
         TOP_K=top_k,
         BLOCK_SIZE=block_size,
         WIDTH=width,
-        CHUNK=16,
-        num_warps=8 if width > 2048 else 4,
+        CHUNK=4,
+        num_warps=8,
     )

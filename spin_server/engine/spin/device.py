@@ -5,7 +5,8 @@ never this Python. `begin` runs before every step, captured or not; `plan` and `
 by the layers, and captured with them. Knows nothing of vLLM.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 
 import torch
@@ -21,6 +22,9 @@ from spin_server.algorithm.options import SpinOptions
 from spin_server.engine.spin.layers import FALLBACKS, count_fallbacks
 from spin_server.engine.spin.policy_table import PolicyTable
 from spin_server.engine.spin.requests import NO_SLOT, StepRows
+
+# Layers whose scores may wait for the update.
+_MOST_PENDING = 2
 
 
 class DeviceLayers:
@@ -49,7 +53,7 @@ class DeviceLayers:
         compress_ratio: int,
         device: torch.device,
     ) -> None:
-        self.numbers = tuple(layers)
+        self.numbers, self.num_states = tuple(layers), num_states
         self.options = options
         self._device = device
         self._compress_ratio = compress_ratio
@@ -76,10 +80,14 @@ class DeviceLayers:
             positions=self._staged[3],
             num_slots=torch.zeros(num_rows, dtype=torch.int32, device=device),
         )
+        # Work beside the model's own: only where a whole step is one captured graph.
+        self._side: torch.cuda.Stream | None = None
+        self._pending: list[tuple[torch.cuda.Event, Tensor]] = []
+        self.beside, self.may_run_beside = False, False
         self._columns = PolicyColumns(
             **{f.name: table.column(f.name) for f in fields(PolicyColumns)}
         )
-        self.fallbacks = torch.zeros(len(FALLBACKS), dtype=torch.int64)
+        self.fallbacks = torch.zeros(len(FALLBACKS), dtype=torch.int64, device="cpu")
 
     @property
     def outcomes(self) -> Tensor:
@@ -103,14 +111,38 @@ class DeviceLayers:
             self._staged[0].fill_(NO_SLOT)
             return
         if len(rows.resets):
-            self.histories.reset(rows.resets.pin_memory().to(self._device, non_blocking=True))
+            self.histories.reset(self._send(rows.resets))
         self.fallbacks += count_fallbacks(
             rows, top_k=self.options.top_k, compress_ratio=self._compress_ratio
         ) * len(self.numbers)
-        staged = torch.stack([rows.slots, rows.policies, rows.keys, rows.positions]).pin_memory()
+        staged = torch.stack([rows.slots, rows.policies, rows.keys, rows.positions])
         num_rows = staged.shape[1]
-        self._staged[:, :num_rows].copy_(staged, non_blocking=True)
+        self._staged[:, :num_rows].copy_(self._send(staged))
         self._staged[0, num_rows:].fill_(NO_SLOT)
+
+    def _send(self, tensor: Tensor) -> Tensor:
+        """Copy to the device without waiting for it."""
+        if self._device.type == "cuda":
+            tensor = tensor.pin_memory()
+        return tensor.to(self._device, non_blocking=True)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Launch what follows beside the model if this step may, after all that went before."""
+        if not self.beside:
+            yield
+            return
+        if self._side is None:
+            self._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
+            yield
+
+    def join(self) -> None:
+        """Wait, on the device, for everything that was launched beside the model."""
+        if self.beside and self._side is not None:
+            torch.cuda.current_stream().wait_stream(self._side)
+        self._pending.clear()
 
     def plan(self, num_slots: Tensor) -> Tensor:
         """Choose the blocks that every layer scores in this step.
@@ -174,14 +206,22 @@ class DeviceLayers:
             layer: its number in the model.
             scores: (float): [rows, at least the longest row's slots]; compact.
         """
-        history_update(
-            self.histories,
-            self._rows,
-            self._columns,
-            self._plan,
-            self.numbers.index(layer),
-            scores,
-            num_rows=len(scores),
-            block_size=self.options.block_size,
-            compress_ratio=self._compress_ratio,
-        )
+        with self.aside():
+            history_update(
+                self.histories,
+                self._rows,
+                self._columns,
+                self._plan,
+                self.numbers.index(layer),
+                scores,
+                num_rows=len(scores),
+                block_size=self.options.block_size,
+                compress_ratio=self._compress_ratio,
+            )
+        if not self.beside or self._side is None:
+            return
+        # The scores must outlive their reader; a few layers' worth of them may wait.
+        self._pending.append((self._side.record_event(), scores))
+        if len(self._pending) > _MOST_PENDING:
+            event, _ = self._pending.pop(0)
+            torch.cuda.current_stream().wait_event(event)

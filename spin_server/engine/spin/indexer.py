@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from vllm import _custom_ops
 from vllm.config import get_current_vllm_config
+from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
 from vllm.model_executor.models.utils import extract_layer_index
@@ -115,7 +116,8 @@ class SpinSparseAttnIndexer(SparseAttnIndexer):  # type: ignore[misc]
                 max_slots=vllm_config.model_config.max_model_len // COMPRESS_RATIO,
                 compress_ratio=COMPRESS_RATIO,
             )
-            if settings.record is not None:
+            # Every rank chooses alike, so one of them records.
+            if settings.record is not None and get_tensor_model_parallel_rank() == 0:
                 worker.recorder = Recorder(settings.record, geometry.layers)
         assert isinstance(worker.layers, SpinLayers)
         self.spin = worker.layers

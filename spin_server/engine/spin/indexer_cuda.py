@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any
 
 from torch import Tensor
-from vllm.config import get_current_vllm_config
+from vllm.config import CUDAGraphMode, get_current_vllm_config
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers import sparse_attn_indexer
 from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
@@ -77,6 +77,8 @@ class SpinSparseAttnIndexer(SparseAttnIndexer):  # type: ignore[misc]
         assert isinstance(worker.layers, DeviceLayers)
         self.spin = worker.layers
         self.layer_number = extract_layer_index(self.k_cache.prefix)
+        if self.layer_number == self.spin.numbers[0]:
+            _first.append(self)
         self.num_sms = num_compute_units(self.topk_indices_buffer.device.index)
 
     def forward_cuda(
@@ -99,9 +101,10 @@ class SpinSparseAttnIndexer(SparseAttnIndexer):  # type: ignore[misc]
             return chosen
         decode, num_rows = metadata.decode, metadata.num_decode_tokens
         if self.layer_number == spin.numbers[0]:
-            lengths = spin.plan(decode.seq_lens[:num_rows].reshape(-1))
-            schedule = get_paged_mqa_logits_metadata(lengths, PAGE_SLOTS, self.num_sms)
-            context.additional_kwargs[_SCHEDULE] = lengths, schedule
+            if _SCHEDULE in context.additional_kwargs:
+                spin.join()
+            else:
+                context.additional_kwargs[_SCHEDULE] = self.plan(spin, metadata)
         lengths, schedule = context.additional_kwargs[_SCHEDULE]
         narrowed = dataclasses.replace(
             metadata,
@@ -121,6 +124,40 @@ class SpinSparseAttnIndexer(SparseAttnIndexer):  # type: ignore[misc]
         spin.remap(self.layer_number, self.topk_indices_buffer[:num_rows, : self.topk_tokens])
         spin.learn(self.layer_number, _tap.take()[:num_rows])
         return chosen
+
+    def plan(self, spin: DeviceLayers, metadata: Any) -> tuple[Tensor, Tensor]:
+        """Plan the step for every layer; the compact lengths, and the schedule made of them."""
+        seq_lens = metadata.decode.seq_lens[: metadata.num_decode_tokens]
+        lengths = spin.plan(seq_lens.reshape(-1))
+        return lengths, get_paged_mqa_logits_metadata(lengths, PAGE_SLOTS, self.num_sms)
+
+
+def plan_ahead(*_: Any) -> None:
+    """Plan beside the first layers, which have no indexer; runs before the model's forward.
+
+    Only where the step is one graph: elsewhere a graph may end between the fork and the join.
+    """
+    context = get_forward_context()
+    if not _first or not isinstance(context.attn_metadata, dict):
+        return
+    layer = _first[0]
+    metadata = context.attn_metadata.get(layer.k_cache.prefix)
+    spin = layer.spin
+    assert spin is not None
+    spin.beside = spin.may_run_beside and context.cudagraph_runtime_mode == CUDAGraphMode.FULL
+    if spin.beside and metadata is not None and metadata.num_decodes:
+        with spin.aside():
+            context.additional_kwargs[_SCHEDULE] = layer.plan(spin, metadata)
+
+
+def join(*_: Any) -> None:
+    """Let nothing outlive the model's forward."""
+    if _first and _first[0].spin is not None:
+        _first[0].spin.join()
+        _first[0].spin.beside = False
+
+
+_first: list[SpinSparseAttnIndexer] = []  # the layer that plans the step
 
 
 _SCHEDULE = "spin_schedule"

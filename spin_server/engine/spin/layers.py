@@ -139,7 +139,7 @@ class SpinLayers:
         max_slots: int,
         compress_ratio: int,
     ) -> None:
-        self.numbers = tuple(layers)
+        self.numbers, self.num_states = tuple(layers), num_states
         self.options = options
         self.table = table
         self._compress_ratio = compress_ratio
@@ -201,7 +201,8 @@ class SpinLayers:
     def _plan(self, rows: StepRows, num_slots: Tensor) -> StepState:
         num_layers, block_size = len(self.numbers), self.options.block_size
         num_blocks = ceil_div(num_slots, block_size)
-        width = int(num_blocks.max()) if len(num_blocks) else 0
+        # At least one: a step may consist of rows that see no slot yet.
+        width = max(1, int(num_blocks.max()))
         index = torch.arange(width, dtype=torch.int32)
         every = index.where(index < num_blocks[:, None], -1)
 
@@ -237,7 +238,7 @@ class SpinLayers:
             rows,
             active,
             fresh,
-            blocks[:, :, : int(counts.max())],
+            blocks[:, :, : max(1, int(counts.max()))],
             lengths,
             policies,
             inputs,

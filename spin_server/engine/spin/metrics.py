@@ -35,6 +35,7 @@ class SpinCollector(Collector):
         self._plugins = plugins
         self._base = [model_name, "0"]
         self._policy = settings.default.policy()
+        self._enabled = settings.enabled
         self.snapshot: dict[str, Any] | None = None
 
     def collect(self) -> Iterator[Metric]:
@@ -48,7 +49,7 @@ class SpinCollector(Collector):
             for plugin in plugins:
                 active.add_metric([*self._base, process, plugin], 1)
         yield active
-        if self.snapshot is None:
+        if self.snapshot is None or not self._enabled:
             return
         yield from self._blocks(self.snapshot)
         yield from self._state(self.snapshot)
@@ -109,9 +110,15 @@ class SpinCollector(Collector):
             gauge = GaugeMetricFamily(name, text, labels=_BASE)
             gauge.add_metric(self._base, snapshot[key])
             yield gauge
+        traces = CounterMetricFamily(
+            "spin_recorded_traces", "traces that were recorded", labels=[*_BASE, "result"]
+        )
+        for result, count in snapshot["traces"].items():
+            traces.add_metric([*self._base, result], count)
+        yield traces
         for name, text, key in (
-            ("spin_overhead_seconds", "time of SPIN's own work, in sampled layer calls", "seconds"),
-            ("spin_overhead_calls", "layer calls whose time was sampled", "calls"),
+            ("spin_overhead_seconds", "time of SPIN's own work in the layers", "seconds"),
+            ("spin_overhead_calls", "layer calls whose time was taken", "calls"),
         ):
             counter = CounterMetricFamily(name, text, labels=_BASE)
             counter.add_metric(self._base, snapshot["overhead"][key])
@@ -129,6 +136,6 @@ async def poll(engine_client: Any, collector: SpinCollector, period_seconds: flo
         try:
             reports = await engine_client.collective_rpc("spin_snapshot")
             collector.snapshot = next(report for report in reports if report["rank"] == 0)
-        except Exception:  # the engine is dying, which the launcher notices
-            logger.warning("no metrics from the workers", exc_info=True)
+        except Exception as error:  # the engine is dying, which the launcher notices
+            logger.warning("no metrics from the workers: %s", error)
         await asyncio.sleep(period_seconds)

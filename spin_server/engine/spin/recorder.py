@@ -4,7 +4,9 @@ A recorded row is scored densely beside its sparse step; the dense scores go to 
 nowhere else. Bounded in requests, steps and bytes. Knows nothing of vLLM.
 """
 
+import hashlib
 import logging
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,15 @@ class _Recording:
     full: bool = False
 
 
+def file_name(request: str) -> str:
+    """Make a file name of a request's id, which a client may have chosen.
+
+    What is not a letter, digit, point, hyphen or underscore is replaced; a hash keeps names apart.
+    """
+    readable = re.sub(r"[^A-Za-z0-9._-]", "_", request).lstrip(".")[:80]
+    return f"{readable}-{hashlib.blake2b(request.encode(), digest_size=6).hexdigest()}"
+
+
 class Recorder:
     """The recordings of one worker.
 
@@ -52,11 +63,13 @@ class Recorder:
         self._open: dict[str, _Recording] = {}
         self._num_started = 0
         self._num_bytes = 0
+        self._stopped = False
+        self.num_written = self.num_failed = 0
         Path(settings.folder).mkdir(parents=True, exist_ok=True)
 
     def wants(self, request: str, layer: int) -> bool:
         """Whether this row of this layer should be scored densely and handed to `add`."""
-        if layer not in self._layers:
+        if self._stopped or layer not in self._layers:
             return False
         recording = self._open.get(request)
         if recording is None:
@@ -105,7 +118,7 @@ class Recorder:
             recording.full = len(recording.steps) >= self._settings.steps or not self._has_room
 
     def finish(self, request: str) -> None:
-        """Write the request's trace, if there is one."""
+        """Write the request's trace, if there is one; a failed write ends the recording."""
         recording = self._open.pop(request, None)
         if recording is None:
             return
@@ -113,11 +126,19 @@ class Recorder:
         steps = [s for s in recording.steps if len(s.scores) == len(self._layers)]
         if not steps:
             return
-        path = Path(self._settings.folder) / f"{request}.npz"
+        path = Path(self._settings.folder) / f"{file_name(request)}.npz"
         partial = path.with_suffix(".partial")
-        with partial.open("wb") as file:
-            np.savez(file, **self._arrays(recording, steps))
-        partial.replace(path)
+        try:
+            with partial.open("wb") as file:
+                np.savez(file, **self._arrays(recording, steps))
+            partial.replace(path)
+        except OSError as error:
+            logger.warning("no more traces are recorded: %s could not be written: %s", path, error)
+            self.num_failed += 1
+            self._open.clear()
+            self._stopped = True
+            return
+        self.num_written += 1
         logger.info("recorded %d steps of %s", len(steps), path)
 
     def _arrays(self, recording: _Recording, steps: list[_Step]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ is a discontinuity, and the history starts anew. Rows of a prompt, even of one t
 continue nor start a history.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from torch import Tensor
 NO_SLOT = -1
 # Why a history started anew.
 AFTER_PREFILL, AFTER_PREEMPTION, DISCONTINUITY = "prefill", "preemption", "discontinuity"
+RESET_REASONS = (AFTER_PREFILL, AFTER_PREEMPTION, DISCONTINUITY)
 
 
 @dataclass(slots=True)
@@ -75,7 +75,8 @@ class RequestTracker:
         self._free = list(range(num_slots - 1, -1, -1))
         self._live: dict[str, _Request] = {}
         self.num_slots = num_slots
-        self.num_resets: Counter[str] = Counter()
+        # Every reason from the start, so that a counter never appears with its first event.
+        self.num_resets = dict.fromkeys(RESET_REASONS, 0)
 
     @property
     def num_slots_in_use(self) -> int:

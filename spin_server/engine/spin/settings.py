@@ -5,9 +5,9 @@ worker on every host; what belongs to one request travels in its sampling parame
 """
 
 import hashlib
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr
 
 from spin_server.policy.policy import (
     DEFAULT_EMA_DECAY,
@@ -24,28 +24,36 @@ POLICY_ARGUMENT = "spin_policy"
 DEFAULT_CAPACITY = 1024
 
 
+# A decimal string keeps its digits; true and false are no numbers.
+Share = StrictStr | StrictInt | StrictFloat
+# Names become labels, arguments and YAML keys.
+PolicyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+_MOST_STEPS = 2**31 - 1
+_MOST_POLICIES = 2**16
+
+
 class PolicySettings(BaseModel):
     """One policy, as it is written in YAML or JSON."""
 
     model_config = ConfigDict(extra="forbid")
 
-    sparsity: str | float = Field(
+    sparsity: Share = Field(
         default=str(DEFAULT_SPARSITY), description="target share of blocks to skip, 0 to 1"
     )
-    exploration: str | float = Field(
+    exploration: Share = Field(
         default=str(DEFAULT_EXPLORATION),
         description="share of the kept budget that explores, 0 to 1",
     )
     exploration_policy: ExplorationPolicy = Field(
         default="random", description="which blocks to explore"
     )
-    ema_decay: str | float = Field(
+    ema_decay: Share = Field(
         default=str(DEFAULT_EMA_DECAY),
         description="share of history that an observation keeps, 0 to 1",
     )
     budget: BudgetMode = Field(default="uniform", description="how layers share the budget")
-    probe_period: int = Field(
-        default=0, ge=0, description="every how many steps one is dense; 0: never"
+    probe_period: StrictInt = Field(
+        default=0, ge=0, le=_MOST_STEPS, description="every how many steps one is dense; 0: never"
     )
 
     def policy(self) -> Policy:
@@ -69,7 +77,7 @@ class RecordSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    folder: str = Field(description="where traces are written, one file per request")
+    folder: str = Field(min_length=1, description="where traces are written, one file per request")
     layers: list[int] = Field(default=[], description="layers to record; none means all")
     requests: int = Field(default=16, ge=1, description="requests to record")
     steps: int = Field(default=256, ge=1, description="decode steps of each request")
@@ -83,10 +91,12 @@ class SpinSettings(BaseModel):
 
     enabled: bool = Field(default=True, description="whether the indexer is narrowed at all")
     default: PolicySettings = Field(default=PolicySettings(), description="policy 0")
-    policies: dict[str, PolicySettings] = Field(
+    policies: dict[PolicyName, PolicySettings] = Field(
         default={}, description="named policies; ids 1, 2, … in this order"
     )
-    capacity: int = Field(default=DEFAULT_CAPACITY, ge=1, description="rows of the policy table")
+    capacity: int = Field(
+        default=DEFAULT_CAPACITY, ge=1, le=_MOST_POLICIES, description="rows of the policy table"
+    )
     seed: int = Field(default=0, description="of random exploration")
     record: RecordSettings | None = Field(default=None, description="traces to write")
     allow_request_policy: bool = Field(

@@ -24,12 +24,16 @@ def install() -> None:
 
     def _update_states(self: Any, scheduler_output: Any) -> Any:
         result = update_states(self, scheduler_output)
+        if worker_spin().layers is None:  # SPIN is off
+            return result
         _follow(_tracker(self), scheduler_output, self.requests, worker_spin().recorder)
         self.spin_scheduled = scheduler_output.num_scheduled_tokens
         return result
 
     def _model_forward(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        get_forward_context().additional_kwargs[STEP_ROWS] = _step(self)
+        layers = worker_spin().layers
+        if isinstance(layers, SpinLayers):
+            get_forward_context().additional_kwargs[STEP_ROWS] = _step(self, layers)
         return model_forward(self, *arguments, **keywords)
 
     worker_spin().follows = True
@@ -60,7 +64,7 @@ def _follow(
         tracker.resume(request, requests[request].num_tokens)
 
 
-def _step(runner: Any) -> StepRows:
+def _step(runner: Any, layers: SpinLayers) -> StepRows:
     batch = runner.input_batch
     computed, scheduled = batch.num_computed_tokens_cpu, runner.spin_scheduled
     rows = _tracker(runner).step(
@@ -70,7 +74,5 @@ def _step(runner: Any) -> StepRows:
         ]
     )
     # Before any layer: vLLM skips the indexer while the longest context has at most K slots.
-    layers = worker_spin().layers
-    if isinstance(layers, SpinLayers):
-        layers.begin(rows)
+    layers.begin(rows)
     return rows

@@ -12,7 +12,7 @@ import torch
 from spin_server.engine.spin.layers import FALLBACKS, OUTCOMES, SpinLayers
 from spin_server.engine.spin.policy_table import PolicyTable
 from spin_server.engine.spin.recorder import Recorder
-from spin_server.engine.spin.requests import RequestTracker
+from spin_server.engine.spin.requests import RESET_REASONS, RequestTracker
 from spin_server.engine.spin.settings import SpinSettings
 
 if TYPE_CHECKING:  # needs Triton, which a CPU engine does without
@@ -55,7 +55,8 @@ class WorkerSpin:
 
         Returns:
             `layers` {number: {outcome: blocks}}, `fallbacks` {reason: rows}, `resets` {reason:
-            times}, `slots_in_use`, `slots`, `overhead` {seconds, calls}, `revision`.
+            times}, `slots_in_use`, `slots`, `traces` {result: files}, `overhead` {seconds,
+            calls}, `revision`.
         """
         layers = self.layers
         return {
@@ -69,9 +70,15 @@ class WorkerSpin:
             if layers
             else {},
             "overhead": {"seconds": self.overhead_seconds, "calls": self.overhead_calls},
-            "resets": dict(self.tracker.num_resets) if self.tracker else {},
+            "resets": dict(self.tracker.num_resets)
+            if self.tracker
+            else dict.fromkeys(RESET_REASONS, 0),
             "slots_in_use": self.tracker.num_slots_in_use if self.tracker else 0,
-            "slots": self.tracker.num_slots if self.tracker else 0,
+            "slots": layers.num_states if layers else 0,
+            "traces": {
+                "written": self.recorder.num_written if self.recorder else 0,
+                "failed": self.recorder.num_failed if self.recorder else 0,
+            },
             "revision": self.table.revision if self.table else 0,
         }
 

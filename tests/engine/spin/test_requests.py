@@ -21,7 +21,7 @@ def test_prompt_rows_neither_start_nor_continue_a_history() -> None:
     rows = tracker.step([("a", 10, 1)])
     assert rows.slots.tolist() == rows.resets.tolist() != [NO_SLOT]
     assert tracker.step([("a", 11, 1)]).resets.tolist() == []
-    assert dict(tracker.num_resets) == {"prefill": 1}
+    assert tracker.num_resets == {"prefill": 1, "preemption": 0, "discontinuity": 0}
 
 
 def test_skipped_step_continues_and_a_jump_does_not() -> None:
@@ -32,7 +32,7 @@ def test_skipped_step_continues_and_a_jump_does_not() -> None:
     assert tracker.step([("a", 4, 1)]).resets.tolist() == []
     for position in (6, 5):  # forwards, backwards
         assert len(tracker.step([("a", position, 1)]).resets) == 1
-    assert dict(tracker.num_resets) == {"prefill": 1, "discontinuity": 2}
+    assert tracker.num_resets == {"prefill": 1, "preemption": 0, "discontinuity": 2}
 
 
 def test_preempted_request_gives_its_slot_back_and_starts_anew() -> None:
@@ -48,7 +48,7 @@ def test_preempted_request_gives_its_slot_back_and_starts_anew() -> None:
     # What it had generated is computed again as a prompt.
     assert tracker.step([("a", 4, 1)]).slots.tolist() == [NO_SLOT]
     assert len(tracker.step([("a", 5, 1)]).resets) == 1
-    assert dict(tracker.num_resets) == {"prefill": 1, "preemption": 1}
+    assert tracker.num_resets == {"prefill": 1, "preemption": 1, "discontinuity": 0}
 
 
 def test_same_id_again_is_another_request() -> None:

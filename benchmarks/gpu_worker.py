@@ -1,0 +1,302 @@
+"""Worker methods of benchmarks/serving_gpu.py. Not part of the product.
+
+Fill: the bench connector zero-fills packed caches, which ties every score, so random keys and
+scales go into the indexer's pages. Check: every layer of every eager step is scored densely beside
+SPIN, and SPIN's choice is compared with the CPU engine's. Switch: one set of graphs per mode.
+"""
+
+import dataclasses
+import functools
+import hashlib
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers import sparse_attn_indexer
+from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
+from vllm.utils.deep_gemm import get_paged_mqa_logits_metadata
+
+from spin_kernels.block_budget import block_budget, ceil_div, keep_count
+from spin_server.engine.spin.device import DeviceLayers
+from spin_server.engine.spin.indexer_cuda import PAGE_SLOTS, SpinSparseAttnIndexer
+from spin_server.engine.spin.layers import SpinLayers
+from spin_server.engine.spin.policy_table import PolicyTable
+from spin_server.engine.spin.requests import StepRows
+from spin_server.engine.spin.settings import read_settings
+from spin_server.engine.spin.worker_state import worker_spin
+from spin_server.engine.worker import SpinWorkerExtension
+from spin_server.policy.policy import Policy
+from spin_server.policy.ratio import Ratio
+
+_PAGE_KEYS, _PAGE_BYTES = 64 * 128, 64 * 132
+_spin_forward = SpinSparseAttnIndexer.forward_cuda
+
+
+class _Bench:
+    """What the replaced methods share."""
+
+    mode = "spin"
+    graphs: ClassVar[dict[str, Any]] = {}
+    bound_blocks: Tensor | None = None
+    bound_lengths: Tensor | None = None
+    oracle: SpinLayers | None = None
+    rows: StepRows | None = None
+    scores: Tensor | None = None
+    found: ClassVar[dict[str, int]] = {}
+    events: Any = None
+    profiler: Any = None
+
+
+def _forward(
+    self: SpinSparseAttnIndexer, hidden: Tensor, q: Any, k: Tensor | None, weights: Tensor
+) -> Tensor:
+    """Run the indexer in the mode that is being captured or checked."""
+    context = get_forward_context()
+    metadata = context.attn_metadata
+    narrow = isinstance(metadata, dict) and metadata[self.k_cache.prefix].num_decodes
+    if _Bench.mode == "off" or not narrow:
+        return SparseAttnIndexer.forward_cuda(self, hidden, q, k, weights)
+    if _Bench.mode == "bound":
+        return _forward_bound(self, metadata[self.k_cache.prefix], hidden, q, k, weights)
+    if _Bench.mode == "check":
+        return _forward_checked(self, metadata[self.k_cache.prefix], hidden, q, k, weights)
+    return _spin_forward(self, hidden, q, k, weights)
+
+
+def _forward_bound(
+    self: SpinSparseAttnIndexer, metadata: Any, hidden: Tensor, q: Any, k: Any, weights: Tensor
+) -> Tensor:
+    """Score the same evenly spread blocks at every step: the reduction without SPIN's work."""
+    context, decode, rows = get_forward_context(), metadata.decode, metadata.num_decode_tokens
+    assert self.spin is not None
+    if self.layer_number == self.spin.numbers[0]:
+        lengths = _Bench.bound_lengths[:rows]
+        schedule = get_paged_mqa_logits_metadata(lengths, PAGE_SLOTS, self.num_sms)
+        table = decode.block_table[:rows].gather(1, _Bench.bound_blocks[:rows])
+        context.additional_kwargs["bench_bound"] = table, lengths, schedule
+    table, lengths, schedule = context.additional_kwargs["bench_bound"]
+    original = context.attn_metadata
+    narrowed = dataclasses.replace(
+        decode, block_table=table, seq_lens=lengths, schedule_metadata=schedule
+    )
+    context.attn_metadata = {
+        **original,
+        self.k_cache.prefix: dataclasses.replace(metadata, decode=narrowed),
+    }
+    try:
+        return SparseAttnIndexer.forward_cuda(self, hidden, q, k, weights)
+    finally:
+        context.attn_metadata = original
+
+
+def _forward_checked(
+    self: SpinSparseAttnIndexer, metadata: Any, hidden: Tensor, q: Any, k: Any, weights: Tensor
+) -> Tensor:
+    decode, num_rows = metadata.decode, metadata.num_decode_tokens
+    spin, found = self.spin, _Bench.found
+    assert spin is not None
+    assert _Bench.oracle is not None
+    assert _Bench.rows is not None
+    dense = sparse_attn_indexer.fp8_fp4_paged_mqa_logits(
+        (q[:num_rows].reshape(num_rows, 1, *q.shape[1:]), None),
+        sparse_attn_indexer.kv_cache_as_quant_view(self.k_cache.kv_cache, self.head_dim, False),
+        weights[:num_rows],
+        decode.seq_lens[:num_rows],
+        decode.block_table,
+        decode.schedule_metadata,
+        max_model_len=self.max_model_len,
+        clean_logits=False,
+        indices=decode.indices,
+    ).clone()
+    chosen = _spin_forward(self, hidden, q, k, weights)
+    index = spin.numbers.index(self.layer_number)
+    if index == 0:
+        _Bench.oracle.begin(_Bench.rows)
+    num_slots = decode.seq_lens[:num_rows].reshape(-1).long().cpu()
+    rows = _Bench.rows.first(num_rows)
+    plan = _Bench.oracle.plan(self.layer_number, rows, num_slots)
+    scores = _Bench.scores
+    assert scores is not None
+    longest = int(plan.lengths.max())
+    _Bench.oracle.learn(self.layer_number, scores[:, :longest].float().cpu())
+    for row in range(num_rows):
+        count = int(spin._plan.counts[index, row])
+        blocks = spin._plan.blocks[index, row, :count].long()
+        wanted = plan.blocks[row][plan.blocks[row] >= 0]
+        found["rows"] = found.get("rows", 0) + 1
+        found["sparse rows"] = found.get("sparse rows", 0) + int(
+            count * PAGE_SLOTS < int(num_slots[row])
+        )
+        if blocks.tolist() != wanted.tolist():
+            found["other blocks than the CPU engine"] = (
+                found.get("other blocks than the CPU engine", 0) + 1
+            )
+        slots = (blocks[:, None] * PAGE_SLOTS + torch.arange(PAGE_SLOTS, device=q.device)).flatten()
+        slots = slots[slots < int(num_slots[row])]
+        if not torch.equal(dense[row, slots], scores[row, : len(slots)]):
+            found["other scores than dense"] = found.get("other scores than dense", 0) + 1
+        top = chosen[row, : self.topk_tokens].long()
+        top = top[top >= 0]
+        best = dense[row, slots].topk(min(self.topk_tokens, len(slots))).values
+        if len(top) != len(best) or not torch.equal(dense[row, top].sort(descending=True)[0], best):
+            found["other top-K than exact"] = found.get("other top-K than exact", 0) + 1
+        if not torch.isin(top, slots).all():
+            found["top-K outside the blocks"] = found.get("top-K outside the blocks", 0) + 1
+    return chosen
+
+
+class GpuBenchWorker(SpinWorkerExtension):
+    """`spin_server`'s worker methods, and the benchmark's."""
+
+    def bench_install(self) -> dict[str, Any]:
+        """Route every indexer through the benchmark."""
+        for module in self.model_runner.model.modules():
+            if isinstance(module, SpinSparseAttnIndexer):
+                # vLLM looks the method up once, when the layer is built.
+                module._forward_method = functools.partial(_forward, module)
+        layers = worker_spin().layers
+        return {
+            "layers": list(layers.numbers) if layers else [],
+            "bytes": layers.num_bytes if layers else 0,
+            "follows": worker_spin().follows,
+        }
+
+    def bench_fill(self, seed: int) -> int:
+        """Write random fp8 keys and scales into every page of every indexer; the pages."""
+        generator = torch.Generator(device="cuda").manual_seed(seed)
+        pages = 0
+        for module in self.model_runner.model.modules():
+            if not isinstance(module, SparseAttnIndexer):
+                continue
+            cache = module.k_cache.kv_cache
+            flat = cache.as_strided((cache.shape[0], _PAGE_BYTES), (cache.stride(0), 1))
+            for start in range(0, len(flat), 4096):
+                part = flat[start : start + 4096]
+                keys = torch.randn(len(part), _PAGE_KEYS, device="cuda", generator=generator)
+                part[:, :_PAGE_KEYS] = keys.to(torch.float8_e4m3fn).view(torch.uint8)
+                scales = torch.rand(len(part), 64, device="cuda", generator=generator) + 0.5
+                part[:, _PAGE_KEYS:] = scales.view(torch.uint8)
+            pages += len(flat)
+        return pages
+
+    def bench_check(self) -> None:
+        """Compare every step from now on with dense scores and the CPU engine."""
+        layers = worker_spin().layers
+        assert isinstance(layers, DeviceLayers)
+        config = self.model_runner.vllm_config
+        settings = read_settings(config)
+        table = PolicyTable(settings.capacity, settings.default.policy())
+        for index, named in enumerate(settings.policies.values(), start=1):
+            table.write(index, named.policy())
+        _Bench.oracle = SpinLayers(
+            layers.numbers,
+            layers.options,
+            table,
+            num_states=config.scheduler_config.max_num_seqs,
+            max_slots=config.model_config.max_model_len // 4,
+            compress_ratio=4,
+        )
+        begin, learn = DeviceLayers.begin, DeviceLayers.learn
+
+        def noted_begin(self: DeviceLayers, rows: StepRows | None) -> None:
+            _Bench.rows = rows
+            begin(self, rows)
+
+        def noted_learn(self: DeviceLayers, layer: int, scores: Tensor) -> None:
+            _Bench.scores = scores
+            learn(self, layer, scores)
+
+        DeviceLayers.begin, DeviceLayers.learn = noted_begin, noted_learn
+        _Bench.mode = "check"
+
+    def bench_found(self) -> dict[str, Any]:
+        """What the checks found, and SPIN's counters."""
+        return {**_Bench.found, "snapshot": worker_spin().snapshot()}
+
+    def bench_hash(self) -> str:
+        """Hash the plans of the last step."""
+        layers = worker_spin().layers
+        assert isinstance(layers, DeviceLayers)
+        plan, digest = layers._plan, hashlib.sha256()
+        live = (layers._rows.slots >= 0).nonzero()[:, 0].tolist()
+        for index in range(len(layers.numbers)):
+            for row in live:
+                count = int(plan.counts[index, row])
+                digest.update(plan.blocks[index, row, :count].cpu().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def bench_capture(self, modes: list[str]) -> dict[str, float]:
+        """Capture one set of graphs per mode; seconds of each."""
+        import time
+
+        manager, took = self.model_runner.cudagraph_manager, {}
+        _Bench.graphs["spin"] = manager.graphs
+        rows = self.model_runner.max_num_reqs
+        width = self.model_runner.max_model_len // 4 // PAGE_SLOTS + 1
+        _Bench.bound_blocks = torch.zeros(rows, width, dtype=torch.int64, device="cuda")
+        _Bench.bound_lengths = torch.ones(rows, 1, dtype=torch.int32, device="cuda")
+        for mode in modes:
+            started = time.perf_counter()
+            _Bench.mode, manager.graphs = mode, {}
+            worker_spin().layers.may_run_beside = mode == "beside"
+            self.model_runner.capture_model()
+            _Bench.graphs[mode] = manager.graphs
+            took[mode] = time.perf_counter() - started
+        return took
+
+    def bench_events(self) -> list[float]:
+        """Device milliseconds of the graphs replayed since the last call; starts the recording."""
+        manager = self.model_runner.cudagraph_manager
+        if _Bench.events is None:
+            _Bench.events, replay = [], manager.run_fullgraph
+
+            def timed(desc: Any) -> Any:
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
+                result = replay(desc)
+                end.record()
+                _Bench.events.append((start, end))
+                return result
+
+            manager.run_fullgraph = timed
+        torch.cuda.synchronize()
+        times = [start.elapsed_time(end) for start, end in _Bench.events]
+        _Bench.events.clear()
+        return times
+
+    def bench_profile(self, on: bool) -> str:
+        """Start the profiler, or stop it and give the kernels' table."""
+        if on:
+            _Bench.profiler = torch.profiler.profile(
+                activities=[torch.profiler.ProfilerActivity.CUDA]
+            )
+            _Bench.profiler.start()
+            return ""
+        torch.cuda.synchronize()
+        _Bench.profiler.stop()
+        averages = _Bench.profiler.key_averages()
+        return averages.table(sort_by="cuda_time_total", row_limit=40, max_name_column_width=70)
+
+    def bench_switch(self, mode: str, sparsity: str, exploration: str, tokens: int) -> dict:
+        """Replay another mode's graphs; `tokens` is the context that the bound is made for."""
+        _Bench.mode = mode
+        self.model_runner.cudagraph_manager.graphs = _Bench.graphs[mode]
+        table = worker_spin().table
+        assert table is not None
+        policy = Policy(
+            sparsity=Ratio.parse("sparsity", sparsity),
+            exploration=Ratio.parse("exploration", exploration),
+        )
+        table.write(0, policy)
+        if mode == "bound":
+            slots = torch.tensor([tokens // 4])
+            blocks = ceil_div(slots, PAGE_SLOTS)
+            wanted = keep_count(blocks, torch.tensor([policy.sparsity.billionths]))
+            kept = int(block_budget(blocks, wanted, top_k=512, block_size=PAGE_SLOTS))
+            listed = torch.linspace(0, int(blocks) - 1, kept).round().long()
+            _Bench.bound_blocks.zero_()
+            _Bench.bound_blocks[:, :kept] = listed.cuda()
+            hidden = int(blocks) * PAGE_SLOTS - int(slots)
+            _Bench.bound_lengths.fill_(kept * PAGE_SLOTS - hidden)
+        return worker_spin().snapshot()

@@ -1,0 +1,129 @@
+"""The GPU's layers choose and remember what the CPU's do."""
+
+import random
+
+import torch
+
+from spin_server.algorithm.options import SpinOptions
+from spin_server.engine.spin.device import DeviceLayers
+from spin_server.engine.spin.layers import SpinLayers
+from spin_server.engine.spin.policy_table import PolicyTable
+from spin_server.engine.spin.requests import RequestTracker, StepRows
+from spin_server.policy.policy import Policy
+from spin_server.policy.ratio import Ratio
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+LAYERS, BLOCK, TOP_K, SLOTS, STATES = (1, 4), 8, 24, 120, 5
+POLICIES = [
+    Policy(sparsity=Ratio.parse("s", "0.5"), exploration=Ratio.parse("e", "0.3")),
+    Policy(sparsity=Ratio.parse("s", "0.65"), exploration_policy="block_age", probe_period=3),
+]
+
+
+def table(device: torch.device | str) -> PolicyTable:
+    policies = PolicyTable(4, Policy(), device)
+    for index, policy in enumerate(POLICIES, start=1):
+        policies.write(index, policy)
+    return policies
+
+
+def device_step(
+    layers: DeviceLayers, rows: StepRows, num_slots: torch.Tensor, scores: torch.Tensor
+) -> list[list[list[int]]]:
+    """Run a step of [layers, rows, slots] dense scores; the blocks that each row scored."""
+    layers.begin(rows)
+    lengths = layers.plan(num_slots.int().to(DEVICE))
+    chosen = []
+    for index, layer in enumerate(LAYERS):
+        # A row's pages are its blocks' numbers, so that the table shows what was chosen.
+        pages = torch.arange(SLOTS // BLOCK, dtype=torch.int32, device=DEVICE)
+        found = layers.table(layer, pages.expand(len(num_slots), -1))
+        longest = max(1, int(lengths.max()))
+        compact = torch.full((len(num_slots), longest), 7.0, device=DEVICE)
+        blocks, best = [], torch.full((len(num_slots), TOP_K), -1, dtype=torch.int32, device=DEVICE)
+        for row, length in enumerate(lengths[:, 0].tolist()):
+            listed = found[row, : -(-length // BLOCK)].tolist()
+            slots = [b * BLOCK + i for b in listed for i in range(BLOCK)][:length]
+            compact[row, :length] = scores[index, row, slots].to(DEVICE)
+            count = min(length, TOP_K)
+            best[row, :count] = torch.arange(count, dtype=torch.int32)
+            blocks.append((listed, slots[:count]))
+        layers.remap(layer, best)
+        for row, (_, slots) in enumerate(blocks):
+            assert best[row][best[row] >= 0].tolist() == slots
+        layers.learn(layer, compact)
+        chosen.append([listed for listed, _ in blocks])
+    layers.join()
+    return chosen
+
+
+def test_device_layers_equal_the_cpus_through_joins_preemptions_and_leaves() -> None:
+    rng, generator = random.Random(0), torch.Generator().manual_seed(0)
+    options = SpinOptions(block_size=BLOCK, top_k=TOP_K, seed=9)
+    sizes = {"num_states": STATES, "max_slots": SLOTS, "compress_ratio": 4}
+    host = SpinLayers(LAYERS, options, table("cpu"), **sizes)
+    device = DeviceLayers(LAYERS, options, table(DEVICE), num_rows=STATES, device=DEVICE, **sizes)
+    tracker, live = RequestTracker(STATES), {}
+    for step in range(40):
+        if len(live) < STATES and rng.random() < 0.4:
+            live[f"r{step}"] = start = rng.randrange(60, 300)
+            tracker.admit(
+                f"r{step}", policy=rng.randrange(3), key=rng.getrandbits(60), num_known_tokens=start
+            )
+        if live and rng.random() < 0.1:
+            gone = rng.choice(list(live))
+            tracker.finish(gone)
+            del live[gone]
+        if not live:
+            continue
+        order = rng.sample(list(live), len(live))
+        rows = tracker.step([(name, live[name], 1) for name in order])
+        live = {name: position + 1 for name, position in live.items()}
+        num_slots = (rows.positions + 1) // 4
+        scores = torch.randn(len(LAYERS), len(order), SLOTS, generator=generator)
+        chosen = device_step(device, rows, num_slots, scores)
+        host.begin(rows)
+        for index, layer in enumerate(LAYERS):
+            plan = host.plan(layer, rows, num_slots)
+            wanted = [b[b >= 0].tolist() for b in plan.blocks]
+            assert chosen[index] == wanted, step
+            compact = torch.full((len(order), plan.blocks.shape[1] * BLOCK), torch.nan)
+            for row, blocks in enumerate(wanted):
+                slots = [b * BLOCK + i for b in blocks for i in range(BLOCK)]
+                slots = [s for s in slots if s < num_slots[row]]
+                compact[row, : len(slots)] = scores[index, row, slots]
+            host.learn(layer, compact)
+    assert device.outcomes.tolist() == host.outcomes.tolist()
+    assert device.fallbacks.tolist() == host.fallbacks.tolist()
+    assert host.outcomes[:, :4].min() > 0
+    assert torch.equal(device.histories.vertical.cpu(), host.state.vertical)
+    assert torch.equal(device.histories.diagonal.cpu(), host.state.diagonal)
+
+
+def test_step_of_nobody_changes_no_history() -> None:
+    device = DeviceLayers(
+        LAYERS,
+        SpinOptions(block_size=BLOCK, top_k=TOP_K),
+        table(DEVICE),
+        num_states=STATES,
+        num_rows=STATES,
+        max_slots=SLOTS,
+        compress_ratio=4,
+        device=DEVICE,
+    )
+    device.begin(None)  # a capture: slots of state that others use, lengths of nothing real
+    scores = torch.randn(len(LAYERS), STATES, SLOTS)
+    chosen = device_step_without_rows(device, torch.tensor([120, 90, 0, 7, 64]), scores)
+    assert [len(blocks) for blocks in chosen[0]] == [15, 12, 0, 1, 8]
+    assert not device.histories.vertical.any()
+    assert not device.histories.steps.any()
+    assert not device.outcomes.any()
+
+
+def device_step_without_rows(
+    layers: DeviceLayers, num_slots: torch.Tensor, scores: torch.Tensor
+) -> list[list[list[int]]]:
+    begin = layers.begin
+    layers.begin = lambda _: begin(None)  # type: ignore[method-assign]
+    rows = RequestTracker(1).step([])
+    return device_step(layers, rows, num_slots, scores)

@@ -1,0 +1,75 @@
+"""What a snapshot becomes on /metrics."""
+
+from typing import Any
+
+import pytest
+
+from spin_server.engine.spin.metrics import SpinCollector
+from spin_server.engine.spin.settings import PolicySettings, SpinSettings
+
+SNAPSHOT: dict[str, Any] = {
+    "layers": {
+        2: {"exploit": 10, "explore": 2, "forced": 8, "skipped": 20, "dense": 40},
+        5: {"exploit": 11, "explore": 1, "forced": 8, "skipped": 20, "dense": 80},
+    },
+    "fallbacks": {"prompt": 3, "short_context": 4},
+    "overhead": {"seconds": 0.5, "calls": 7},
+    "resets": {"prefill": 5, "preemption": 1, "discontinuity": 0},
+    "slots_in_use": 2,
+    "slots": 8,
+    "traces": {"written": 6, "failed": 1},
+    "revision": 9,
+}
+
+
+def samples(collector: SpinCollector) -> dict[str, float]:
+    found = {}
+    for family in collector.collect():
+        for sample in family.samples:
+            assert sample.labels.pop("model_name") == "m"
+            assert sample.labels.pop("engine") == "0"
+            found[" ".join([sample.name, *sample.labels.values()])] = sample.value
+    return found
+
+
+def collector(*, enabled: bool = True) -> SpinCollector:
+    settings = SpinSettings(enabled=enabled, default=PolicySettings(sparsity="0.4"))
+    return SpinCollector("m", settings, {"worker 0": ["spin"]})
+
+
+def test_every_figure_of_a_snapshot_is_exported() -> None:
+    spin = collector()
+    spin.snapshot = SNAPSHOT
+    assert samples(spin) == {
+        "spin_plugin_active worker 0 spin": 1,
+        **{f"spin_layer_kv_blocks_total 2 {k}": v for k, v in SNAPSHOT["layers"][2].items()},
+        **{f"spin_layer_kv_blocks_total 5 {k}": v for k, v in SNAPSHOT["layers"][5].items()},
+        "spin_kv_blocks_total default exploit": 21,
+        "spin_kv_blocks_total default explore": 3,
+        "spin_kv_blocks_total default forced": 16,
+        "spin_kv_blocks_total default skipped": 40,
+        "spin_kv_blocks_total default dense": 120,
+        "spin_block_sparsity_ratio default target": pytest.approx(0.4),
+        "spin_block_sparsity_ratio default effective": 40 / 200,
+        "spin_exploration_ratio default target": pytest.approx(0.05),
+        "spin_exploration_ratio default effective": 3 / 40,
+        "spin_ema_resets_total prefill": 5,
+        "spin_ema_resets_total preemption": 1,
+        "spin_ema_resets_total discontinuity": 0,
+        "spin_fallback_steps_total prompt": 3,
+        "spin_fallback_steps_total short_context": 4,
+        "spin_state_slots_in_use": 2,
+        "spin_state_slots": 8,
+        "spin_recorded_traces_total written": 6,
+        "spin_recorded_traces_total failed": 1,
+        "spin_overhead_seconds_total": 0.5,
+        "spin_overhead_calls_total": 7,
+        "spin_config_revision applied": 9,
+    }
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_nothing_is_claimed_before_a_snapshot_or_without_spin(enabled: bool) -> None:
+    spin = collector(enabled=enabled)
+    spin.snapshot = None if enabled else SNAPSHOT
+    assert samples(spin) == {"spin_plugin_active worker 0 spin": 1}
