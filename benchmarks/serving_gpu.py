@@ -1,10 +1,13 @@
 """SPIN on a GPU: checks against dense scoring, and what it saves of a decode step.
 
 Run on a machine with a GPU, in an environment with spin-server[cuda]:
-  python benchmarks/serving_gpu.py check [--graphs]    correctness on short contexts
+  python benchmarks/serving_gpu.py check [--graphs] [--out A.json]   correctness on short contexts
+  python benchmarks/serving_gpu.py compare A.json B.json             two checks' tokens and plans
   python benchmarks/serving_gpu.py time [--batch 96] [--tokens 519168] [--layers 14]
 One rank of a TP8/EP8 deployment of DeepSeek-V4-Flash, some of its layers, dummy weights. The
 prefill is skipped (vLLM's DecodeBenchConnector); the indexer's pages hold random keys and scales.
+Without VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER=0 and VLLM_DEEP_GEMM_WARMUP=skip, vLLM compiles for
+minutes first; the figures were taken with both.
 """
 
 import argparse
@@ -158,6 +161,15 @@ def check(args: argparse.Namespace) -> None:
         Path(args.out).write_text(json.dumps({"tokens": tokens, "hashes": hashes, "found": found}))
 
 
+def compare(one: Path, other: Path) -> int:
+    """Compare two checks; 0 if every token, and every plan that both made, is the same."""
+    first, second = (json.loads(path.read_text()) for path in (one, other))
+    tokens = first["tokens"] == second["tokens"]
+    plans = not (first["hashes"] and second["hashes"]) or first["hashes"] == second["hashes"]
+    print(f"tokens {'equal' if tokens else 'differ'}, plans {'equal' if plans else 'differ'}")
+    return 0 if tokens and plans else 1
+
+
 def measure(args: argparse.Namespace) -> None:
     from spin_server.engine.spin.settings import SpinSettings
 
@@ -289,7 +301,8 @@ def report(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("check", "time"))
+    parser.add_argument("what", choices=("check", "compare", "time"))
+    parser.add_argument("files", nargs="*", type=Path, help="of compare: two results of check")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--batch", type=int)
     parser.add_argument("--tokens", type=int, default=519_168)
@@ -304,6 +317,10 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="print the kernels of some steps")
     parser.add_argument("--out")
     args = parser.parse_args()
+    if args.what == "compare":
+        sys.exit(compare(*args.files))
+    if args.files:
+        parser.error("only compare takes files")
     defaults = (8, 8, 40) if args.what == "check" else (14, 96, 5)
     for name, value in zip(("layers", "batch", "steps"), defaults, strict=True):
         if getattr(args, name) is None:

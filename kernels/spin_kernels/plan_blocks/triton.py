@@ -144,7 +144,7 @@ def _plan_kernel(
                         zero + tl.load(layers_ptr + index).to(tl.uint32),
                         zero + (position >> 32).to(tl.uint32),
                     )
-                    wanted_keys = ~words
+                    wanted_keys = tl.full((WIDTH,), 0xFFFFFFFF, tl.uint32) - words
                 elif kind == _BLOCK_AGE:
                     wanted_keys = (0x7FFFFFFF - seen).to(tl.uint32)
                 else:
