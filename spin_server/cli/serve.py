@@ -31,6 +31,7 @@ SPIN's own arguments:
   --spin-allow-request-policy a client may name its policy (vllm_xargs)
   --spin-record FOLDER        record traces; --spin-record-layers, -requests, -steps, -bytes
   --spin-capacity N           rows of the policy table (1024)
+  --spin-places N             histories held at once (one for each request that may run)
   --spin-seed S               of random exploration (0)
   --spin-off                  the unmodified indexer
 """

@@ -25,7 +25,12 @@ from spin_server.engine.model_support import (
 from spin_server.engine.spin.admission import PolicyGate
 from spin_server.engine.spin.layers import history_bytes
 from spin_server.engine.spin.metrics import SpinCollector, poll
-from spin_server.engine.spin.settings import CONFIG_KEY, RecordSettings, SpinSettings
+from spin_server.engine.spin.settings import (
+    CONFIG_KEY,
+    RecordSettings,
+    SpinSettings,
+    num_places,
+)
 from spin_server.errors import InputError, StartupError, UnsupportedError
 
 logger = logging.getLogger(__name__)
@@ -175,7 +180,7 @@ def check_model(args: argparse.Namespace, settings: SpinSettings) -> int:
     requests = args.max_num_seqs or defaults[UsageContext.OPENAI_API_SERVER]
     return history_bytes(
         len(geometry.layers),
-        num_states=requests,
+        num_states=num_places(settings, requests),
         max_slots=model_config.max_model_len // geometry.compress_ratio,
     )
 

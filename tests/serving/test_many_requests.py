@@ -14,7 +14,7 @@ from spin_server.algorithm.options import SpinOptions
 from spin_server.policy.policy import ExplorationPolicy, Policy
 from spin_server.policy.ratio import Ratio
 
-REQUESTS, AT_ONCE, SEED = 1000, 80, 5
+REQUESTS, AT_ONCE, PLACES, SEED = 1000, 80, 48, 5
 # A shared document, whole blocks of the prefix cache; what follows is each request's own.
 DOCUMENT = [2 + (i * 7919 + i // 97) % 250 for i in range(9 * 256)]
 POLICIES: list[tuple[str, str, ExplorationPolicy]] = [
@@ -84,7 +84,8 @@ def test_no_history_is_leaked_or_mixed_up(tiny_model: Path, tmp_path: Path) -> N
         *("--max-model-len", "2560", "--max-num-seqs", "64", "--num-gpu-blocks-override", "1000"),
         *("--spin-policies", str(policy_file(tmp_path / "policies.yaml"))),
         *("--spin-allow-request-policy", "--spin-seed", str(SEED)),
-        *("--spin-record", str(traces), "--spin-record-requests", str(2 * REQUESTS)),
+        *("--spin-places", str(PLACES), "--spin-record", str(traces)),
+        *("--spin-record-requests", str(2 * REQUESTS)),
     )
     with live_server.running(tiny_model, tmp_path / "log", *arguments) as server:
         sent, conversations = 0, iter(range(10**9))
@@ -108,11 +109,13 @@ def test_no_history_is_leaked_or_mixed_up(tiny_model: Path, tmp_path: Path) -> N
             reason: sum(v for k, v in metrics.items() if f'reason="{reason}"' in k)
             for reason in ("prefill", "preemption", "discontinuity")
         }
+        placeless = sum(v for k, v in metrics.items() if 'reason="no_place"' in k)
         log = server.log.read_text(errors="replace")
 
     assert sent >= REQUESTS
     assert resets["preemption"] >= 5, resets
     assert resets["discontinuity"] == 0, resets
+    assert placeless > 0  # more requests than places, for a while
     assert "Traceback" not in log
     kinds: collections.Counter[str] = collections.Counter()
     for path in traces.glob("*.npz"):

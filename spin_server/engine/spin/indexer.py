@@ -25,7 +25,7 @@ from spin_server.engine.model_support import indexer_geometry
 from spin_server.engine.spin.layers import LayerPlan, SpinLayers
 from spin_server.engine.spin.recorder import Recorder
 from spin_server.engine.spin.requests import StepRows
-from spin_server.engine.spin.settings import read_settings
+from spin_server.engine.spin.settings import num_places, read_settings
 from spin_server.engine.spin.v1_runner import STEP_ROWS
 from spin_server.engine.spin.worker_state import worker_spin
 
@@ -112,7 +112,7 @@ class SpinSparseAttnIndexer(SparseAttnIndexer):  # type: ignore[misc]
                 geometry.layers,
                 SpinOptions(block_size=PAGE_SLOTS, top_k=self.topk_tokens, seed=settings.seed),
                 worker.policy_table(settings),
-                num_states=vllm_config.scheduler_config.max_num_seqs,
+                num_states=num_places(settings, vllm_config.scheduler_config.max_num_seqs),
                 max_slots=vllm_config.model_config.max_model_len // COMPRESS_RATIO,
                 compress_ratio=COMPRESS_RATIO,
             )

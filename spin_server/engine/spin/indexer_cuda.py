@@ -20,7 +20,7 @@ from vllm.utils.platform_utils import num_compute_units
 from spin_server.algorithm.options import SpinOptions
 from spin_server.engine.model_support import indexer_geometry
 from spin_server.engine.spin.device import DeviceLayers
-from spin_server.engine.spin.settings import read_settings
+from spin_server.engine.spin.settings import num_places, read_settings
 from spin_server.engine.spin.worker_state import worker_spin
 
 PAGE_SLOTS = 64
@@ -68,7 +68,7 @@ class SpinSparseAttnIndexer(SparseAttnIndexer):  # type: ignore[misc]
                 geometry.layers,
                 SpinOptions(block_size=PAGE_SLOTS, top_k=self.topk_tokens, seed=settings.seed),
                 worker.policy_table(settings, device),
-                num_states=num_requests,
+                num_states=num_places(settings, num_requests),
                 num_rows=num_requests,
                 max_slots=vllm_config.model_config.max_model_len // geometry.compress_ratio,
                 compress_ratio=geometry.compress_ratio,

@@ -24,7 +24,7 @@ from spin_server.engine.spin.requests import NO_SLOT, StepRows
 # Outcomes of a block, in the order of the counters.
 OUTCOMES = ("exploit", "explore", "forced", "skipped", "dense")
 # Why a row was scored densely without being a step of SPIN's.
-FALLBACKS = ("prompt", "short_context")
+FALLBACKS = ("prompt", "short_context", "no_place")
 _CODES = (EXPLOIT, EXPLORE, FORCED, SKIPPED)
 
 
@@ -79,10 +79,10 @@ def count_fallbacks(rows: StepRows, *, top_k: int, compress_ratio: int) -> Tenso
         top_k: K of the indexer's own top-K.
         compress_ratio: tokens per slot.
     """
-    decodes = rows.slots != NO_SLOT
-    short = decodes & ((rows.positions + 1) // compress_ratio <= top_k)
-    prompts = ~decodes & (rows.num_tokens == 1)
-    return torch.stack([prompts.sum(), short.sum()])
+    prompts = ~rows.decodes & (rows.num_tokens == 1)
+    short = rows.decodes & ((rows.positions + 1) // compress_ratio <= top_k)
+    placeless = rows.decodes & ~short & (rows.slots == NO_SLOT)
+    return torch.stack([prompts.sum(), short.sum(), placeless.sum()])
 
 
 def state_sizes(

@@ -20,7 +20,7 @@ RESET_REASONS = (AFTER_PREFILL, AFTER_PREEMPTION, DISCONTINUITY)
 
 @dataclass(slots=True)
 class _Request:
-    slot: int  # NO_SLOT while preempted
+    slot: int  # NO_SLOT before the first decode step, and while preempted
     policy: int
     key: int
     # Tokens known when it was last admitted: rows below this position are its prompt.
@@ -35,12 +35,14 @@ class StepRows:
 
     Args:
         requests: ids.
-        slots: the history that a decode row continues; NO_SLOT for a row of a prompt.
+        slots: the history that a decode row continues; NO_SLOT for a row of a prompt, and where
+            every slot is taken.
         positions: token position of the row.
         policies: index into the policy table.
         keys: the request's 64-bit key, as a signed number.
         num_tokens: tokens of the row's request in this step.
         resets: slots whose histories start anew in this step, before anything is read.
+        decodes: (bool); whether the row is a generated token's, and none of a prompt's.
     """
 
     requests: tuple[str, ...]
@@ -50,6 +52,7 @@ class StepRows:
     keys: Tensor
     num_tokens: Tensor
     resets: Tensor
+    decodes: Tensor
 
     def first(self, num_rows: int) -> "StepRows":
         """Keep the first rows, and every reset."""
@@ -61,14 +64,18 @@ class StepRows:
             self.keys[:num_rows],
             self.num_tokens[:num_rows],
             self.resets,
+            self.decodes[:num_rows],
         )
 
 
 class RequestTracker:
     """The live requests and their slots.
 
+    A request takes a slot with its first decode step. One that finds none goes without, and takes
+    the next that is given back.
+
     Args:
-        num_slots: how many requests may be live at once.
+        num_slots: histories held at once.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -90,7 +97,7 @@ class RequestTracker:
     def admit(
         self, request: str, *, policy: int, key: int, num_known_tokens: int, resumed: bool = False
     ) -> None:
-        """Give a new request a slot; one that is live already starts over.
+        """Note a new request; one that is live already starts over.
 
         Args:
             request: its id.
@@ -102,7 +109,7 @@ class RequestTracker:
         if request in self._live:
             self.finish(request)
         self._live[request] = _Request(
-            slot=self._free.pop(),
+            slot=NO_SLOT,
             policy=policy,
             key=key,
             prompt_end=num_known_tokens,
@@ -126,7 +133,7 @@ class RequestTracker:
         """
         self.preempt(request)  # the engine may preempt and resume within one step
         live = self._live[request]
-        live.slot, live.prompt_end = self._free.pop(), num_known_tokens
+        live.prompt_end = num_known_tokens
 
     def finish(self, request: str) -> None:
         """Take the slot back for good; a request that is not live is ignored."""
@@ -146,25 +153,35 @@ class RequestTracker:
             rows: request id, position of its first token in this step, number of its tokens.
         """
         slots, positions, policies, keys, resets = [], [], [], [], []
-        lengths = [num_tokens for _, _, num_tokens in rows]
+        lengths, decodes = [num_tokens for _, _, num_tokens in rows], []
         for request, position, num_tokens in rows:
             live = self._live[request]
-            decodes = num_tokens == 1 and position >= live.prompt_end
-            if decodes:
+            decodes.append(num_tokens == 1 and position >= live.prompt_end)
+            if decodes[-1] and live.slot == NO_SLOT and self._free:
+                live.slot, live.next_position = self._free.pop(), None
+            follows = decodes[-1] and live.slot != NO_SLOT
+            if follows:
                 if position != live.next_position:
                     if live.next_position is not None:
                         live.reset_reason = DISCONTINUITY
                     self.num_resets[live.reset_reason] += 1
                     resets.append(live.slot)
                 live.next_position = position + 1
-            slots.append(live.slot if decodes else NO_SLOT)
+            slots.append(live.slot if follows else NO_SLOT)
             positions.append(position)
             policies.append(live.policy)
             keys.append(live.key)
+
+        def column(values: list[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int64)
+
         return StepRows(
-            tuple(request for request, _, _ in rows),
-            *(
-                torch.tensor(column, dtype=torch.int64)
-                for column in (slots, positions, policies, keys, lengths, resets)
-            ),
+            requests=tuple(request for request, _, _ in rows),
+            slots=column(slots),
+            positions=column(positions),
+            policies=column(policies),
+            keys=column(keys),
+            num_tokens=column(lengths),
+            resets=column(resets),
+            decodes=torch.tensor(decodes, dtype=torch.bool),
         )

@@ -97,11 +97,21 @@ class SpinSettings(BaseModel):
     capacity: int = Field(
         default=DEFAULT_CAPACITY, ge=1, le=_MOST_POLICIES, description="rows of the policy table"
     )
+    places: int | None = Field(
+        default=None,
+        ge=1,
+        description="histories held at once; none: one for each request that may run",
+    )
     seed: int = Field(default=0, description="of random exploration")
     record: RecordSettings | None = Field(default=None, description="traces to write")
     allow_request_policy: bool = Field(
         default=False, description="whether a client may name its policy"
     )
+
+
+def num_places(settings: SpinSettings, max_num_seqs: int) -> int:
+    """How many histories a worker holds, for at most `max_num_seqs` requests at once."""
+    return min(settings.places or max_num_seqs, max_num_seqs)
 
 
 def read_settings(vllm_config: Any) -> SpinSettings:

@@ -26,7 +26,7 @@ def install() -> None:
         result = update_states(self, scheduler_output)
         if worker_spin().layers is None:  # SPIN is off
             return result
-        _follow(_tracker(self), scheduler_output, self.requests, worker_spin().recorder)
+        _follow(worker_spin().requests(), scheduler_output, self.requests, worker_spin().recorder)
         self.spin_scheduled = scheduler_output.num_scheduled_tokens
         return result
 
@@ -39,13 +39,6 @@ def install() -> None:
     worker_spin().follows = True
     GPUModelRunner._update_states = _update_states
     GPUModelRunner._model_forward = _model_forward
-
-
-def _tracker(runner: Any) -> RequestTracker:
-    spin = worker_spin()
-    if spin.tracker is None:
-        spin.tracker = RequestTracker(runner.scheduler_config.max_num_seqs)
-    return spin.tracker
 
 
 def _follow(
@@ -67,11 +60,15 @@ def _follow(
 def _step(runner: Any, layers: SpinLayers) -> StepRows:
     batch = runner.input_batch
     computed, scheduled = batch.num_computed_tokens_cpu, runner.spin_scheduled
-    rows = _tracker(runner).step(
-        [
-            (request, int(computed[row]), scheduled[request])
-            for row, request in enumerate(batch.req_ids)
-        ]
+    rows = (
+        worker_spin()
+        .requests()
+        .step(
+            [
+                (request, int(computed[row]), scheduled[request])
+                for row, request in enumerate(batch.req_ids)
+            ]
+        )
     )
     # Before any layer: vLLM skips the indexer while the longest context has at most K slots.
     layers.begin(rows)

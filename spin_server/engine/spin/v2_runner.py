@@ -12,7 +12,6 @@ from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
 from spin_server.engine.spin.device import DeviceLayers
 from spin_server.engine.spin.indexer_cuda import join, plan_ahead
-from spin_server.engine.spin.requests import RequestTracker
 from spin_server.engine.spin.settings import request_identity
 from spin_server.engine.spin.worker_state import worker_spin
 
@@ -26,18 +25,14 @@ class SpinModelState(DefaultModelState):  # type: ignore[misc]
         self.model.register_forward_pre_hook(plan_ahead)
         self.model.register_forward_hook(join)
 
-    def _tracker(self) -> RequestTracker:
-        spin = worker_spin()
-        if spin.tracker is None:
-            spin.tracker = RequestTracker(self.max_num_reqs)
-        return spin.tracker
-
     def add_request(self, req_index: int, new_req_data: Any) -> None:
         """Note a request that is new, or comes back after a preemption."""
         super().add_request(req_index, new_req_data)
+        if worker_spin().layers is None:  # SPIN is off
+            return
         policy, key = request_identity(new_req_data.req_id, new_req_data.sampling_params)
         known = new_req_data.prefill_token_ids or new_req_data.prompt_token_ids or ()
-        self._tracker().admit(
+        worker_spin().requests().admit(
             new_req_data.req_id,
             policy=policy,
             key=key,
@@ -48,13 +43,14 @@ class SpinModelState(DefaultModelState):  # type: ignore[misc]
     def remove_request(self, req_id: str) -> None:
         """Note a request that ended, was aborted or is preempted."""
         super().remove_request(req_id)
-        self._tracker().finish(req_id)
+        if worker_spin().layers is not None:
+            worker_spin().requests().finish(req_id)
 
     def prepare_attn(self, input_batch: Any, *arguments: Any, **keywords: Any) -> Any:
         """Stage the step's rows; a capture or a dummy batch has none."""
         layers = worker_spin().layers
         if isinstance(layers, DeviceLayers):
-            tracker = self._tracker()
+            tracker = worker_spin().requests()
             known = all(tracker.knows(request) for request in input_batch.req_ids)
             layers.begin(tracker.step(_rows(input_batch)) if known else None)
         return super().prepare_attn(input_batch, *arguments, **keywords)

@@ -50,6 +50,13 @@ class WorkerSpin:
                 self.table.write(index, named.policy())
         return self.table
 
+    def requests(self) -> RequestTracker:
+        """Get the tracker of the live requests; the layers say how many histories there are."""
+        if self.tracker is None:
+            assert self.layers is not None
+            self.tracker = RequestTracker(self.layers.num_states)
+        return self.tracker
+
     def snapshot(self) -> dict[str, Any]:
         """Read every counter, as plain numbers.
 

@@ -105,7 +105,7 @@ def test_rows_without_a_history_are_scored_densely_and_teach_nothing() -> None:
     assert not spin.state.vertical.any()
     assert spin.state.steps.tolist() == [0] * 8
     assert not spin.outcomes.any()
-    assert spin.fallbacks.tolist() == [2, 2]
+    assert spin.fallbacks.tolist() == [2, 2, 0]
 
 
 def test_outcomes_count_every_block_once() -> None:
@@ -146,6 +146,22 @@ def test_history_starts_anew_though_the_first_step_scores_nothing() -> None:
     rows = tracker.step([("short", 34, 1)])
     assert len(rows.resets) == 1
     spin.begin(rows)
-    assert spin.fallbacks.tolist() == [0, 2]
+    assert spin.fallbacks.tolist() == [0, 2, 0]
     # The first step with more than K slots is the first of this history: dense.
     assert step(spin, tracker, {"short": (35, signature(1))}) == [[[0, 1, 2]]] * len(LAYERS)
+
+
+def test_request_without_a_place_is_scored_densely_until_one_is_free() -> None:
+    spin, tracker = spin_layers(num_states=1), RequestTracker(1)
+    for name in "ab":
+        tracker.admit(name, policy=0, key=0, num_known_tokens=160)
+    for position in (160, 161, 162):
+        given = {"a": (position, signature(3)), "b": (position, signature(3))}
+        for blocks in step(spin, tracker, given):
+            assert len(blocks[0]) == (10 if position == 160 else 5)
+            assert len(blocks[1]) == 10
+    assert spin.fallbacks.tolist() == [0, 0, 3 * len(LAYERS)]
+    tracker.finish("a")
+    assert [len(b[0]) for b in step(spin, tracker, {"b": (163, signature(3))})] == [11, 11]
+    assert [len(b[0]) for b in step(spin, tracker, {"b": (164, signature(3))})] == [6, 6]
+    assert tracker.num_resets["prefill"] == 2

@@ -42,13 +42,15 @@ def test_preempted_request_gives_its_slot_back_and_starts_anew() -> None:
     tracker.preempt("a")
     assert tracker.num_slots_in_use == 0
     admit(tracker, "b", 1)
+    assert tracker.num_slots_in_use == 0  # until it decodes
+    assert tracker.step([("b", 1, 1)]).slots.tolist() == [0]
     assert tracker.num_slots_in_use == 1
     tracker.finish("b")
     tracker.resume("a", num_known_tokens=5)
     # What it had generated is computed again as a prompt.
     assert tracker.step([("a", 4, 1)]).slots.tolist() == [NO_SLOT]
     assert len(tracker.step([("a", 5, 1)]).resets) == 1
-    assert tracker.num_resets == {"prefill": 1, "preemption": 1, "discontinuity": 0}
+    assert tracker.num_resets == {"prefill": 2, "preemption": 1, "discontinuity": 0}
 
 
 def test_same_id_again_is_another_request() -> None:
