@@ -68,12 +68,12 @@ def converse(server: LiveServer, number: int) -> int:
             "vllm_xargs": {"spin_policy": f"p{1 + (number + turn) % len(POLICIES)}"},
         }
         if not first and rng.random() < 0.25:  # hang up after a while
-            with server.open("/v1/completions", {**body, "stream": True}) as response:
+            with server.open("/v1/completions", {**body, "stream": True}, 900) as response:
                 for _ in range(rng.randrange(1, 20)):
                     if not response.readline():
                         break
             return turn + 1
-        answer = server.post("/v1/completions", body)["choices"][0]
+        answer = server.post("/v1/completions", body, timeout=900)["choices"][0]
         tokens = tokens + answer["token_ids"] + [rng.randrange(2, 250) for _ in range(8)]
     return turns
 
