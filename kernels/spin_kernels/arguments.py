@@ -114,12 +114,12 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class PolicyColumns:
-    """The policy table, each column [P].
+    """Policies as tensors, one entry each: of a whole table, or of a batch's requests; [P].
 
     Args:
         sparsity, exploration: (int64); billionths.
         exploration_policy: (int64); see `spin_kernels.exploration_key`.
-        decay, gain: (float32); weights of history and observation.
+        decay, gain: (float32); weights of history and observation, each rounded once.
         probe_period: (int64); steps, 0 for never.
     """
 

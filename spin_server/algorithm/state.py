@@ -24,7 +24,13 @@ class SpinState:
 
     @classmethod
     def zeros(
-        cls, num_states: int, *, num_positions: int, num_offsets: int, num_blocks: int
+        cls,
+        num_states: int,
+        *,
+        num_positions: int,
+        num_offsets: int,
+        num_blocks: int,
+        device: str = "cpu",
     ) -> "SpinState":
         """Make histories without an observation.
 
@@ -32,22 +38,23 @@ class SpinState:
             num_states: how many.
             num_positions, num_offsets: sizes of V and D, in slots (in blocks for A2).
             num_blocks: the largest number of blocks of a context.
+            device: where; on `meta` they take no memory and know their size.
         """
+
+        # An engine may have set another default dtype, and another device. Zeros are not touched,
+        # so that memory is taken only as histories grow.
         return cls(
-            # An engine may have set another default dtype.
-            vertical=torch.zeros(num_states, num_positions, dtype=torch.float32),
-            diagonal=torch.zeros(num_states, num_offsets, dtype=torch.float32),
-            last_observed=torch.full((num_states, num_blocks), -1),
-            steps=torch.zeros(num_states, dtype=torch.int64),
+            vertical=torch.zeros(num_states, num_positions, dtype=torch.float32, device=device),
+            diagonal=torch.zeros(num_states, num_offsets, dtype=torch.float32, device=device),
+            last_observed=torch.full(
+                (num_states, num_blocks), -1, dtype=torch.int64, device=device
+            ),
+            steps=torch.zeros(num_states, dtype=torch.int64, device=device),
         )
 
-    @staticmethod
-    def num_bytes(num_states: int, *, num_positions: int, num_offsets: int, num_blocks: int) -> int:
-        """Say how many bytes `zeros` takes for the same sizes."""
-        return num_states * (4 * (num_positions + num_offsets) + 8 * (num_blocks + 1))
-
-    def bytes_held(self) -> int:
-        """Count the bytes of all histories."""
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all histories."""
         tensors = (self.vertical, self.diagonal, self.last_observed, self.steps)
         return sum(tensor.nbytes for tensor in tensors)
 

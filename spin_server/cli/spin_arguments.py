@@ -26,7 +26,8 @@ def read_spin_arguments(argv: Sequence[str]) -> tuple[SpinSettings, list[str]]:
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for field in _POLICY_FIELDS:
-        parser.add_argument(f"--spin-{field.replace('_', '-')}", dest=field)
+        kind = int if field == "probe_period" else str
+        parser.add_argument(f"--spin-{field.replace('_', '-')}", dest=field, type=kind)
     parser.add_argument("--spin-policies", type=Path)
     parser.add_argument("--spin-capacity", type=int)
     parser.add_argument("--spin-places", type=int)
@@ -61,9 +62,6 @@ def read_spin_arguments(argv: Sequence[str]) -> tuple[SpinSettings, list[str]]:
             settings[name] = value
     if ours.spin_off and ours.spin_record is not None:
         raise InputError("--spin-record", "SPIN to be on, beside it", "--spin-off")
-    if "probe_period" in given:
-        period = _whole("--spin-probe-period", given["probe_period"])
-        settings["default"] = {**given, "probe_period": period}
     checked = _validate(settings)
     if len(checked.policies) >= checked.capacity:
         raise InputError(
@@ -72,13 +70,6 @@ def read_spin_arguments(argv: Sequence[str]) -> tuple[SpinSettings, list[str]]:
             len(checked.policies),
         )
     return checked, rest
-
-
-def _whole(name: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise InputError(name, "a whole number", repr(text)) from None
 
 
 class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]

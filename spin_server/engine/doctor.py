@@ -61,18 +61,18 @@ def examine(
     yield _python()
     yield _checked("engine", lambda: " ".join(installed_vllm()))
     yield _torch()
+    found: dict[str, Any] | None
     try:
         found = _load_plugins()
     except (subprocess.SubprocessError, ValueError, IndexError) as error:
         text = f"vLLM does not import ({_last_line(error)}); install it anew: `make setup`"
         yield Finding("plugins", False, text)
-        found = {"is_cpu": True, "max_num_seqs": 128}
-    else:
+        found = None
+    if found is not None:
         yield from _device(found)
         yield from _plugins(found)
     if model is not None:
-        requests = max_num_seqs or found["max_num_seqs"]
-        yield from _model(model, max_model_len, requests, on_cpu=found["is_cpu"])
+        yield from _model(model, max_model_len, max_num_seqs, found)
     if url is not None:
         yield from _running(url)
 
@@ -177,21 +177,28 @@ def _plugins(found: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _model(
-    model: str, max_model_len: int | None, max_num_seqs: int, *, on_cpu: bool
+    model: str,
+    max_model_len: int | None,
+    max_num_seqs: int | None,
+    engine: dict[str, Any] | None,
 ) -> Iterator[Finding]:
+    """Examine a model; what depends on the engine, only where that loads."""
     try:
         config = read_local_config(model)
         if config is None:
             raise InputError("MODEL", "a model folder on this machine", repr(model))
         geometry = indexer_geometry(config)
-        if on_cpu:
+        if engine is not None and engine["is_cpu"]:
             require_cpu_kernels(geometry)
         tokens = max_model_len or read_whole(config, "max_position_embeddings")
     except SpinError as error:
         yield Finding("model", False, str(error))
         return
     yield Finding("model", True, _describe(geometry))
-    yield _checked("memory", lambda: _memory(model, geometry, tokens, max_num_seqs, on_cpu=on_cpu))
+    if engine is not None:
+        requests = max_num_seqs or engine["max_num_seqs"]
+        on_cpu = engine["is_cpu"]
+        yield _checked("memory", lambda: _memory(model, geometry, tokens, requests, on_cpu=on_cpu))
 
 
 def _describe(geometry: IndexerGeometry) -> str:

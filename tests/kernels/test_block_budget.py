@@ -6,8 +6,14 @@ from fractions import Fraction
 import pytest
 import torch
 
-from spin_kernels.block_budget import block_budget, keep_count, num_explored
+from spin_kernels.block_budget import BILLION, block_budget, keep_count, num_explored
+from spin_server.policy import ratio
 from spin_server.policy.ratio import Ratio
+
+
+def test_shares_have_one_unit() -> None:
+    # The two rooms may not import each other.
+    assert BILLION == ratio.BILLION
 
 
 def keep(sparsity: str, total: int) -> int:

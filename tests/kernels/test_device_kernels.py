@@ -4,6 +4,7 @@ Without a GPU they run in Triton's interpreter; with one, compiled.
 """
 
 from dataclasses import fields
+from typing import Any
 
 import pytest
 import torch
@@ -101,6 +102,20 @@ def equal(one: object, other: object, *names: str) -> None:
         assert torch.equal(getattr(one, name), getattr(other, name)), name
 
 
+def plan_with(planner: Any, histories: Histories, rows: Rows, plan: StepPlan) -> None:
+    planner(
+        histories,
+        rows,
+        COLUMNS,
+        torch.tensor(LAYERS, device=DEVICE),
+        plan,
+        num_rows=len(rows.slots),
+        top_k=TOP_K,
+        seed=SEED,
+        **SIZES,
+    )
+
+
 def empty() -> tuple[Histories, StepPlan]:
     histories = Histories.zeros(
         len(LAYERS), num_states=STATES, num_slots=MAX_SLOTS, block_size=BLOCK, device=DEVICE
@@ -111,7 +126,7 @@ def empty() -> tuple[Histories, StepPlan]:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_kernels_equal_their_references_step_by_step(seed: int) -> None:
-    requests, layers = Requests(seed), torch.tensor(LAYERS, device=DEVICE)
+    requests = Requests(seed)
     expected, found = empty(), empty()
     for step in range(10):
         rows, resets = requests.step()
@@ -122,17 +137,7 @@ def test_kernels_equal_their_references_step_by_step(seed: int) -> None:
         ):
             histories.reset(torch.tensor(resets, dtype=torch.int64, device=DEVICE))
             window(histories, rows, num_rows=num_rows, **SIZES)
-            planner(
-                histories,
-                rows,
-                COLUMNS,
-                layers,
-                plan,
-                num_rows=num_rows,
-                top_k=TOP_K,
-                seed=SEED,
-                **SIZES,
-            )
+            plan_with(planner, histories, rows, plan)
         equal(expected[1], found[1], "counts", "lengths", "step_numbers", "outcomes")
         listed = torch.arange(WIDTH, device=DEVICE) < expected[1].counts[:, :, None]
         assert torch.equal(expected[1].blocks[listed], found[1].blocks[listed])
@@ -154,7 +159,7 @@ def test_kernels_equal_their_references_step_by_step(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_kernels_choose_what_the_definition_chooses(seed: int) -> None:
-    requests, layers = Requests(100 + seed), torch.tensor(LAYERS, device=DEVICE)
+    requests = Requests(100 + seed)
     histories, plan = empty()
     options = SpinOptions(block_size=BLOCK, top_k=TOP_K, seed=SEED)
     state = SpinState.zeros(
@@ -166,17 +171,7 @@ def test_kernels_choose_what_the_definition_chooses(seed: int) -> None:
         num_rows = len(rows.slots)
         histories.reset(torch.tensor(resets, dtype=torch.int64, device=DEVICE))
         window_max_triton.window_max(histories, rows, num_rows=num_rows, **SIZES)
-        plan_blocks_triton.plan_blocks(
-            histories,
-            rows,
-            COLUMNS,
-            layers,
-            plan,
-            num_rows=num_rows,
-            top_k=TOP_K,
-            seed=SEED,
-            **SIZES,
-        )
+        plan_with(plan_blocks_triton.plan_blocks, histories, rows, plan)
         active = (plan.step_numbers[0, :num_rows] >= 0).nonzero()[:, 0].cpu()
         num_slots, slots = rows.num_slots.cpu().long(), rows.slots.cpu()
         for index, layer in enumerate(LAYERS):
@@ -244,17 +239,7 @@ def test_rows_without_a_history_touch_none() -> None:
         # A prompt's row, padding, and a context of no more than K slots.
         num_slots=torch.tensor([200, 0, 26], dtype=torch.int32, device=DEVICE),
     )
-    plan_blocks_triton.plan_blocks(
-        histories,
-        rows,
-        COLUMNS,
-        torch.tensor(LAYERS, device=DEVICE),
-        plan,
-        num_rows=3,
-        top_k=TOP_K,
-        seed=SEED,
-        **SIZES,
-    )
+    plan_with(plan_blocks_triton.plan_blocks, histories, rows, plan)
     scores = torch.randn(3, 200, device=DEVICE)
     history_update_triton.history_update(
         histories, rows, COLUMNS, plan, 1, scores, num_rows=3, **SIZES

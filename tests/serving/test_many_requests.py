@@ -5,44 +5,23 @@ import concurrent.futures
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import live_server
 from live_server import LiveServer
-from recorded import replayed
+from recorded import replayed, write_policies
 
 from spin_server.algorithm.options import SpinOptions
-from spin_server.policy.policy import ExplorationPolicy, Policy
-from spin_server.policy.ratio import Ratio
 
 REQUESTS, AT_ONCE, PLACES, SEED = 1000, 80, 48, 5
 # A shared document, whole blocks of the prefix cache; what follows is each request's own.
 DOCUMENT = [2 + (i * 7919 + i // 97) % 250 for i in range(9 * 256)]
-POLICIES: list[tuple[str, str, ExplorationPolicy]] = [
-    ("0.3", "0.05", "random"),
-    ("0.5", "0.2", "block_age"),
-    ("0.65", "0.1", "staleness"),
-    ("0", "0.3", "random"),
-]
-
-
-def policies() -> list[Policy]:
-    return [
-        Policy(
-            sparsity=Ratio.parse("sparsity", sparsity),
-            exploration=Ratio.parse("exploration", exploration),
-            exploration_policy=kind,
-        )
-        for sparsity, exploration, kind in POLICIES
-    ]
-
-
-def policy_file(path: Path) -> Path:
-    lines = ["policies:"]
-    for index, (sparsity, exploration, kind) in enumerate(POLICIES, start=1):
-        values = f"sparsity: {sparsity}, exploration: {exploration}, exploration_policy: {kind}"
-        lines.append(f"  p{index}: {{{values}}}")
-    path.write_text("\n".join(lines))
-    return path
+POLICIES: dict[str, dict[str, Any]] = {
+    "gentle": {"sparsity": "0.3", "exploration": "0.05"},
+    "aged": {"sparsity": "0.5", "exploration": "0.2", "exploration_policy": "block_age"},
+    "stale": {"sparsity": "0.65", "exploration": "0.1", "exploration_policy": "staleness"},
+    "all": {"sparsity": "0", "exploration": "0.3"},
+}
 
 
 def converse(server: LiveServer, number: int) -> int:
@@ -65,7 +44,7 @@ def converse(server: LiveServer, number: int) -> int:
             "temperature": 0,
             "ignore_eos": True,
             "return_token_ids": True,
-            "vllm_xargs": {"spin_policy": f"p{1 + (number + turn) % len(POLICIES)}"},
+            "vllm_xargs": {"spin_policy": list(POLICIES)[(number + turn) % len(POLICIES)]},
         }
         if not first and rng.random() < 0.25:  # hang up after a while
             with server.open("/v1/completions", {**body, "stream": True}, 900) as response:
@@ -80,9 +59,10 @@ def converse(server: LiveServer, number: int) -> int:
 
 def test_no_history_is_leaked_or_mixed_up(tiny_model: Path, tmp_path: Path) -> None:
     traces = tmp_path / "traces"
+    write_policies(tmp_path / "policies.yaml", POLICIES)
     arguments = (
         *("--max-model-len", "2560", "--max-num-seqs", "64", "--num-gpu-blocks-override", "1000"),
-        *("--spin-policies", str(policy_file(tmp_path / "policies.yaml"))),
+        *("--spin-policies", str(tmp_path / "policies.yaml")),
         *("--spin-allow-request-policy", "--spin-seed", str(SEED)),
         *("--spin-places", str(PLACES), "--spin-record", str(traces)),
         *("--spin-record-requests", str(2 * REQUESTS)),
@@ -119,7 +99,7 @@ def test_no_history_is_leaked_or_mixed_up(tiny_model: Path, tmp_path: Path) -> N
     assert "Traceback" not in log
     kinds: collections.Counter[str] = collections.Counter()
     for path in traces.glob("*.npz"):
-        steps = replayed(path, SpinOptions(seed=SEED), [Policy(), *policies()])[0]
+        steps = replayed(path, SpinOptions(seed=SEED), POLICIES)[0]
         kinds["requests"] += 1
         kinds["sparse"] += sum(not step.dense for step in steps)
         kinds["started anew"] += sum(step.dense for step in steps[1:])

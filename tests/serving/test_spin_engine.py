@@ -8,55 +8,33 @@ import urllib.error
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import live_server
 import numpy as np
 import pytest
 from live_server import LiveServer
-from recorded import replayed
+from recorded import replayed, write_policies
 from test_serving import text
 
 from spin_server.algorithm.options import SpinOptions
 from spin_server.cli.main import main
-from spin_server.policy.policy import ExplorationPolicy, Policy
-from spin_server.policy.ratio import Ratio
 from spin_server.tiny_model.checkpoint import write_checkpoint
 from spin_server.tiny_model.config import tiny_config
 
 SEED = 11
-POLICIES: dict[str, tuple[str, str, ExplorationPolicy, str]] = {
-    "gentle": ("0.3", "0.05", "random", "0.5"),
-    "aged": ("0.4", "0.2", "block_age", "0.9"),
-    "stale": ("0.5", "0.2", "staleness", "0.5"),
-    "harsh": ("0.65", "0.1", "random", "0.25"),
-    "probing": ("0.5", "0.05", "random", "0.5"),
+POLICIES: dict[str, dict[str, Any]] = {
+    "gentle": {"sparsity": "0.3", "exploration": "0.05"},
+    "aged": {
+        "sparsity": "0.4",
+        "exploration": "0.2",
+        "exploration_policy": "block_age",
+        "ema_decay": "0.9",
+    },
+    "stale": {"sparsity": "0.5", "exploration": "0.2", "exploration_policy": "staleness"},
+    "harsh": {"sparsity": "0.65", "exploration": "0.1", "ema_decay": "0.25"},
+    "probing": {"sparsity": "0.5", "exploration": "0.05", "probe_period": 8},
 }
-PROBE_PERIOD = {"probing": 8}
-
-
-def policy(name: str) -> Policy:
-    sparsity, exploration, kind, decay = POLICIES[name]
-    return Policy(
-        sparsity=Ratio.parse("sparsity", sparsity),
-        exploration=Ratio.parse("exploration", exploration),
-        exploration_policy=kind,
-        ema_decay=Ratio.parse("ema_decay", decay),
-        probe_period=PROBE_PERIOD.get(name, 0),
-    )
-
-
-def policy_file() -> str:
-    lines = ["policies:"]
-    for name, (sparsity, exploration, kind, decay) in POLICIES.items():
-        lines += [
-            f"  {name}:",
-            f"    sparsity: {sparsity}",
-            f"    exploration: {exploration}",
-            f"    exploration_policy: {kind}",
-            f"    ema_decay: {decay}",
-            f"    probe_period: {PROBE_PERIOD.get(name, 0)}",
-        ]
-    return "\n".join(lines)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +47,7 @@ def spin_server(folder: Path) -> Iterator[LiveServer]:
     model = folder / "model"
     overrides = {"num_hidden_layers": 4, "compress_ratios": [0, 4, 128, 4, 0], "index_n_heads": 8}
     write_checkpoint(model, tiny_config(overrides), seed=0)
-    (folder / "policies.yaml").write_text(policy_file())
+    write_policies(folder / "policies.yaml", POLICIES)
     arguments = (
         *("--max-model-len", "16384", "--max-num-batched-tokens", "1024"),
         *("--spin-policies", str(folder / "policies.yaml"), "--spin-allow-request-policy"),
@@ -100,20 +78,19 @@ def test_engine_scores_what_replay_scores_and_counts_it(
         time.sleep(0.2)
     counted: collections.Counter[str] = collections.Counter()
     seen = set()
-    policies = [Policy(), *(policy(name) for name in names)]
     for path in paths:
         with np.load(path) as recorded:
             name = names[int(recorded["policy"]) - 1]
             seen.add(name)
             assert recorded["layers"].tolist() == [1, 3]
             assert recorded["scores"].shape[1] >= 39
-        records = replayed(path, SpinOptions(seed=SEED), policies)
+        records = replayed(path, SpinOptions(seed=SEED), POLICIES)
         for step in (step for steps in records for step in steps):
             if step.dense:
                 counted["dense"] += step.num_blocks
             else:
                 kept, forced = len(step.blocks), min(step.num_blocks, 2)
-                share = Fraction(POLICIES[name][1])
+                share = Fraction(POLICIES[name]["exploration"])
                 explored = min(max(1, math.floor(share * kept)), kept - forced)
                 counted["forced"] += forced
                 counted["explore"] += explored

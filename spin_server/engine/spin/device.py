@@ -5,14 +5,13 @@ never this Python. `begin` runs before every step, captured or not; `plan` and `
 by the layers, and captured with them. Knows nothing of vLLM.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
 
-from spin_kernels.arguments import Histories, PolicyColumns, Rows, StepPlan
+from spin_kernels.arguments import Histories, Rows, StepPlan
 from spin_kernels.compact_table.triton import compact_table
 from spin_kernels.history_update.triton import history_update
 from spin_kernels.plan_blocks.triton import plan_blocks
@@ -22,9 +21,6 @@ from spin_server.algorithm.options import SpinOptions
 from spin_server.engine.spin.layers import FALLBACKS, count_fallbacks
 from spin_server.engine.spin.policy_table import PolicyTable
 from spin_server.engine.spin.requests import NO_SLOT, StepRows
-
-# Layers whose scores may wait for the update.
-_MOST_PENDING = 2
 
 
 class DeviceLayers:
@@ -80,13 +76,7 @@ class DeviceLayers:
             positions=self._staged[3],
             num_slots=torch.zeros(num_rows, dtype=torch.int32, device=device),
         )
-        # Work beside the model's own: only where a whole step is one captured graph.
-        self._side: torch.cuda.Stream | None = None
-        self._pending: list[tuple[torch.cuda.Event, Tensor]] = []
-        self.beside, self.may_run_beside = False, False
-        self._columns = PolicyColumns(
-            **{f.name: table.column(f.name) for f in fields(PolicyColumns)}
-        )
+        self._columns = table.columns
         self.fallbacks = torch.zeros(len(FALLBACKS), dtype=torch.int64, device="cpu")
 
     @property
@@ -125,24 +115,6 @@ class DeviceLayers:
         if self._device.type == "cuda":
             tensor = tensor.pin_memory()
         return tensor.to(self._device, non_blocking=True)
-
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Launch what follows beside the model if this step may, after all that went before."""
-        if not self.beside:
-            yield
-            return
-        if self._side is None:
-            self._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        self._side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._side):
-            yield
-
-    def join(self) -> None:
-        """Wait, on the device, for everything that was launched beside the model."""
-        if self.beside and self._side is not None:
-            torch.cuda.current_stream().wait_stream(self._side)
-        self._pending.clear()
 
     def plan(self, num_slots: Tensor) -> Tensor:
         """Choose the blocks that every layer scores in this step.
@@ -206,22 +178,14 @@ class DeviceLayers:
             layer: its number in the model.
             scores: (float): [rows, at least the longest row's slots]; compact.
         """
-        with self.aside():
-            history_update(
-                self.histories,
-                self._rows,
-                self._columns,
-                self._plan,
-                self.numbers.index(layer),
-                scores,
-                num_rows=len(scores),
-                block_size=self.options.block_size,
-                compress_ratio=self._compress_ratio,
-            )
-        if not self.beside or self._side is None:
-            return
-        # The scores must outlive their reader; a few layers' worth of them may wait.
-        self._pending.append((self._side.record_event(), scores))
-        if len(self._pending) > _MOST_PENDING:
-            event, _ = self._pending.pop(0)
-            torch.cuda.current_stream().wait_event(event)
+        history_update(
+            self.histories,
+            self._rows,
+            self._columns,
+            self._plan,
+            self.numbers.index(layer),
+            scores,
+            num_rows=len(scores),
+            block_size=self.options.block_size,
+            compress_ratio=self._compress_ratio,
+        )

@@ -1,222 +1,81 @@
-"""vLLM's sparse-attention indexer, scoring the blocks that SPIN chose.
+"""vLLM's sparse-attention indexer with SPIN in front: what the devices share.
 
-Importing this registers the class with vLLM. Decode rows get a compact block table and compact
-lengths; vLLM's own scoring and top-K kernels run on those, and the indices that come back are
-mapped to the request's slots. Prefill rows are untouched. Source:
-vllm/model_executor/layers/sparse_attn_indexer.py (SparseAttnIndexer.forward_cpu).
+Source: vllm/model_executor/layers/sparse_attn_indexer.py (SparseAttnIndexer).
 """
 
-import dataclasses
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch import Tensor
-from vllm import _custom_ops
 from vllm.config import get_current_vllm_config
-from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
 from vllm.model_executor.models.utils import extract_layer_index
 
 from spin_server.algorithm.options import SpinOptions
-from spin_server.engine.model_support import indexer_geometry
-from spin_server.engine.spin.layers import LayerPlan, SpinLayers
-from spin_server.engine.spin.recorder import Recorder
-from spin_server.engine.spin.requests import StepRows
-from spin_server.engine.spin.settings import num_places, read_settings
-from spin_server.engine.spin.v1_runner import STEP_ROWS
-from spin_server.engine.spin.worker_state import worker_spin
+from spin_server.engine.model_support import IndexerGeometry, indexer_geometry
+from spin_server.engine.spin.settings import SpinSettings, read_settings
+from spin_server.engine.spin.worker_state import AnyLayers, worker_spin
 
 PAGE_SLOTS = 64
-COMPRESS_RATIO = 4
 
 
-def narrow(decode: Any, plan: LayerPlan) -> Any:
-    """Narrow a decode batch to the listed blocks.
-
-    Args:
-        decode: vLLM's decode metadata; its block table is [rows, pages].
-        plan: the listed blocks; each row's newest block comes last.
-
-    Returns:
-        The metadata with a compact block table, [rows, width], and compact lengths, in slots.
-    """
-    table = decode.block_table[: len(plan.blocks)].gather(1, plan.blocks.clamp(min=0).long())
-    lengths = plan.lengths.to(decode.seq_lens.dtype)
-    return dataclasses.replace(decode, block_table=table, seq_lens=lengths)
-
-
-def remap(indices: Tensor, blocks: Tensor) -> None:
-    """Turn compact slot indices into the request's own, in place; -1 stays.
-
-    Args:
-        indices: (int32): [rows, k].
-        blocks: (int32): [rows, width].
-    """
-    place = indices.clamp(min=0).long()
-    slots = blocks.gather(1, place // PAGE_SLOTS) * PAGE_SLOTS + (place % PAGE_SLOTS)
-    indices.copy_(torch.where(indices < 0, -1, slots))
-
-
-class _ScoreTap:
-    """Stands in for vLLM's scoring op during one call of the indexer, and keeps its results."""
-
-    def __init__(self, op: Callable[..., Tensor]) -> None:
-        self._op = op
-        self.scores: Tensor | None = None
-
-    def __call__(self, *arguments: Any) -> Tensor:
-        self.scores = self._op(*arguments)
-        return self.scores
-
-
-class _Overhead:
-    """Times SPIN's own work in one layer call, between the pauses."""
-
-    def __init__(self) -> None:
-        self._seconds, self._since = 0.0, time.perf_counter()
-
-    def pause(self) -> None:
-        """Stop counting: vLLM's kernels run."""
-        self._seconds += time.perf_counter() - self._since
-
-    def go_on(self) -> None:
-        """Count again."""
-        self._since = time.perf_counter()
-
-    def stop(self) -> None:
-        """Add the call to the worker's sum."""
-        self.pause()
-        worker = worker_spin()
-        worker.overhead_seconds += self._seconds
-        worker.overhead_calls += 1
-
-
-@SparseAttnIndexer.register_oot
-class SpinSparseAttnIndexer(SparseAttnIndexer):  # type: ignore[misc]
-    """The indexer of one layer, with SPIN in front."""
+class SpinIndexer(SparseAttnIndexer):  # type: ignore[misc]
+    """The indexer of one layer; a device's subclass makes the histories and scores with them."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         vllm_config = get_current_vllm_config()
         settings = read_settings(vllm_config)
-        self.spin: SpinLayers | None = None
+        self.spin: AnyLayers | None = None
         if not settings.enabled:
             return
         worker = worker_spin()
-        geometry = indexer_geometry(vllm_config.model_config.hf_config.to_dict())
         if worker.layers is None:
-            worker.layers = SpinLayers(
-                geometry.layers,
+            geometry = indexer_geometry(vllm_config.model_config.hf_config.to_dict())
+            worker.layers = self.make_layers(
+                settings,
+                geometry,
                 SpinOptions(block_size=PAGE_SLOTS, top_k=self.topk_tokens, seed=settings.seed),
-                worker.policy_table(settings),
-                num_states=num_places(settings, vllm_config.scheduler_config.max_num_seqs),
-                max_slots=vllm_config.model_config.max_model_len // COMPRESS_RATIO,
-                compress_ratio=COMPRESS_RATIO,
+                num_requests=vllm_config.scheduler_config.max_num_seqs,
+                max_slots=vllm_config.model_config.max_model_len // geometry.compress_ratio,
             )
-            # Every rank chooses alike, so one of them records.
-            if settings.record is not None and get_tensor_model_parallel_rank() == 0:
-                worker.recorder = Recorder(settings.record, geometry.layers)
-        assert isinstance(worker.layers, SpinLayers)
         self.spin = worker.layers
         self.layer_number = extract_layer_index(self.k_cache.prefix)
 
-    def forward_cpu(
-        self, hidden_states: Tensor, q_quant: Tensor, k: Tensor | None, weights: Tensor
-    ) -> Tensor:
-        """Score and select as vLLM does, decode rows over the blocks that SPIN chose.
-
-        Returns:
-            (int32): [tokens, k]; the chosen slots of each token, -1 filled.
-        """
-        context = get_forward_context()
-        metadata = (
-            context.attn_metadata[self.k_cache.prefix]
-            if isinstance(context.attn_metadata, dict)
-            else None
-        )
-        rows = context.additional_kwargs.get(STEP_ROWS)
-        if self.spin is None or metadata is None or not metadata.num_decodes or rows is None:
-            chosen: Tensor = super().forward_cpu(hidden_states, q_quant, k, weights)
-            return chosen
-        return self._forward_sparse(self.spin, metadata, rows, hidden_states, q_quant, k, weights)
-
-    def _forward_sparse(
+    def make_layers(
         self,
-        spin: SpinLayers,
-        metadata: Any,
-        step_rows: StepRows,
-        hidden_states: Tensor,
-        q_quant: Tensor,
-        k: Tensor | None,
-        weights: Tensor,
-    ) -> Tensor:
-        num_rows, decode = metadata.num_decode_tokens, metadata.decode
-        rows = step_rows.first(num_rows)
-        clock = _Overhead()
-        seq_lens = decode.seq_lens[:, -1] if decode.seq_lens.ndim == 2 else decode.seq_lens
-        num_slots = seq_lens[:num_rows].long()
-        plan = spin.plan(self.layer_number, rows, num_slots)
-        narrowed = dataclasses.replace(
-            metadata,
-            max_seq_len=max(1, int(plan.lengths.max())),
-            decode=narrow(decode, plan),
-        )
-        clock.pause()
+        settings: SpinSettings,
+        geometry: IndexerGeometry,
+        options: SpinOptions,
+        *,
+        num_requests: int,
+        max_slots: int,
+    ) -> AnyLayers:
+        """Make the worker's histories; called for the first layer that is built.
+
+        Args:
+            settings, geometry, options: SPIN's, the model's, and SPIN's for this model.
+            num_requests: requests that may run at once.
+            max_slots: slots of the longest context.
+        """
+        raise NotImplementedError
+
+    def decode_metadata(self) -> Any | None:
+        """Get vLLM's metadata of this layer if the step has decode rows, and SPIN is on."""
+        attn_metadata = get_forward_context().attn_metadata
+        if self.spin is None or not isinstance(attn_metadata, dict):  # off, or a profiling run
+            return None
+        metadata = attn_metadata[self.k_cache.prefix]
+        return metadata if metadata.num_decodes else None
+
+    @contextmanager
+    def seeing(self, metadata: Any) -> Iterator[None]:
+        """Show vLLM's indexer other metadata for this layer."""
         context = get_forward_context()
         original = context.attn_metadata
-        tap = _ScoreTap(_custom_ops.fp8_paged_mqa_logits_cpu)
-        context.attn_metadata = {**original, self.k_cache.prefix: narrowed}
-        _custom_ops.fp8_paged_mqa_logits_cpu = tap
+        context.attn_metadata = {**original, self.k_cache.prefix: metadata}
         try:
-            chosen: Tensor = super().forward_cpu(hidden_states, q_quant, k, weights)
+            yield
         finally:
             context.attn_metadata = original
-            _custom_ops.fp8_paged_mqa_logits_cpu = tap._op
-        clock.go_on()
-        remap(chosen[:num_rows, : self.topk_tokens], plan.blocks)
-        assert tap.scores is not None  # decode rows are scored last
-        spin.learn(self.layer_number, tap.scores)
-        clock.stop()
-        recorder = worker_spin().recorder
-        if recorder is not None:
-            self._record(recorder, plan, rows, decode, num_slots, q_quant, weights)
-        return chosen
-
-    def _record(
-        self,
-        recorder: Recorder,
-        plan: LayerPlan,
-        rows: StepRows,
-        decode: Any,
-        num_slots: Tensor,
-        q_quant: Tensor,
-        weights: Tensor,
-    ) -> None:
-        """Score the wanted rows densely, for the record alone."""
-        for row, fresh in zip(plan.active.tolist(), plan.fresh.tolist(), strict=True):
-            request = rows.requests[row]
-            if not recorder.wants(request, self.layer_number):
-                continue
-            one = slice(row, row + 1)
-            scores = _custom_ops.fp8_paged_mqa_logits_cpu(
-                q_quant[one],
-                self.k_cache.kv_cache.view(self.k_cache.kv_cache.shape[0], -1),
-                weights[one],
-                num_slots[one].to(decode.seq_lens.dtype),
-                decode.block_table[one].contiguous(),
-                PAGE_SLOTS,
-                int(num_slots[row]),
-            )
-            recorder.add(
-                request,
-                self.layer_number,
-                key=int(rows.keys[row]),
-                policy=int(rows.policies[row]),
-                query_position=int(rows.positions[row]) // COMPRESS_RATIO,
-                turn_start=fresh,
-                scores=scores[0],
-                blocks=plan.blocks[row],
-            )

@@ -85,36 +85,38 @@ def count_fallbacks(rows: StepRows, *, top_k: int, compress_ratio: int) -> Tenso
     return torch.stack([prompts.sum(), short.sum(), placeless.sum()])
 
 
-def state_sizes(
-    num_layers: int, *, num_states: int, max_slots: int, block_size: int
-) -> dict[str, int]:
-    """Size the histories of a worker, as `SpinState` takes its sizes.
+def make_histories(
+    num_layers: int, *, num_states: int, max_slots: int, block_size: int, device: str = "cpu"
+) -> SpinState:
+    """Make a worker's histories; a request's lie num_states apart, one for each layer.
 
     Args:
         num_layers: CSA layers.
-        num_states: requests that may be live at once.
+        num_states: requests that may hold a history at once.
         max_slots: slots of the longest context.
         block_size: slots per block.
+        device: see `SpinState.zeros`.
     """
     num_blocks = -(-max_slots // block_size)
-    return {
-        "num_states": num_layers * num_states,
-        "num_positions": num_blocks * block_size,
+    return SpinState.zeros(
+        num_layers * num_states,
+        num_positions=num_blocks * block_size,
         # One more for D: a query may lie one slot past the last visible one.
-        "num_offsets": max_slots + 1,
-        "num_blocks": num_blocks,
-    }
+        num_offsets=max_slots + 1,
+        num_blocks=num_blocks,
+        device=device,
+    )
 
 
 def history_bytes(num_layers: int, *, num_states: int, max_slots: int) -> int:
-    """Say what the histories of a worker take; see `state_sizes`."""
-    sizes = state_sizes(
+    """Say what a worker's histories take, without making them; see `make_histories`."""
+    return make_histories(
         num_layers,
         num_states=num_states,
         max_slots=max_slots,
         block_size=SpinOptions().block_size,
-    )
-    return SpinState.num_bytes(**sizes)
+        device="meta",
+    ).num_bytes
 
 
 class SpinLayers:
@@ -142,15 +144,12 @@ class SpinLayers:
         self.numbers, self.num_states = tuple(layers), num_states
         self.options = options
         self.table = table
-        self._compress_ratio = compress_ratio
-        # A request's histories lie num_states apart, one for each layer.
-        self.state = SpinState.zeros(
-            **state_sizes(
-                len(layers),
-                num_states=num_states,
-                max_slots=max_slots,
-                block_size=options.block_size,
-            )
+        self.compress_ratio = compress_ratio
+        self.state = make_histories(
+            len(layers),
+            num_states=num_states,
+            max_slots=max_slots,
+            block_size=options.block_size,
         )
         self._first_states = torch.arange(len(layers)) * num_states
         self._layers = torch.tensor(self.numbers)
@@ -161,7 +160,7 @@ class SpinLayers:
     @property
     def num_bytes(self) -> int:
         """Bytes of the histories."""
-        return self.state.bytes_held()
+        return self.state.num_bytes
 
     def begin(self, rows: StepRows) -> None:
         """Note a new step: histories start anew, whether or not its layers score anything.
@@ -173,7 +172,7 @@ class SpinLayers:
         if len(rows.resets):
             self.state.reset(self._states(rows.resets))
         self.fallbacks += count_fallbacks(
-            rows, top_k=self.options.top_k, compress_ratio=self._compress_ratio
+            rows, top_k=self.options.top_k, compress_ratio=self.compress_ratio
         ) * len(self.numbers)
 
     def _long_enough(self, num_slots: Tensor) -> Tensor:
@@ -185,11 +184,11 @@ class SpinLayers:
 
         Args:
             layer: its number in the model.
-            rows: the decode rows of the step; the same for every layer.
+            rows: of the step, its decode rows first; the same for every layer.
             num_slots: (int64): [rows]; slots visible to each; the same for every layer.
         """
         if self._step is None:
-            self._step = self._plan(rows, num_slots)
+            self._step = self._plan(rows.first(len(num_slots)), num_slots)
         index = self.numbers.index(layer)
         step = self._step
         return LayerPlan(step.blocks[index], step.lengths[index], step.active, step.fresh)
@@ -214,7 +213,7 @@ class SpinLayers:
             return StepState(rows, active, fresh, every.expand(num_layers, -1, -1), lengths)
 
         policies = self.table.rows(rows.policies[active].repeat(num_layers))
-        positions = (rows.positions[active] // self._compress_ratio).repeat(num_layers)[:, None]
+        positions = (rows.positions[active] // self.compress_ratio).repeat(num_layers)[:, None]
         inputs = StepInputs(
             state_rows=self._states(rows.slots[active]),
             query_positions=positions,

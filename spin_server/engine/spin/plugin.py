@@ -34,7 +34,7 @@ def _install_in_workers() -> None:
         original(cls)
         # Importing an indexer registers it with vLLM.
         if current_platform.is_cpu():
-            from spin_server.engine.spin import indexer, v1_runner  # noqa: F401
+            from spin_server.engine.spin import indexer_cpu, v1_runner  # noqa: F401
 
             v1_runner.install()
         else:

@@ -1,35 +1,47 @@
 """The policies as tensors that are written in place while the engine runs."""
 
+from dataclasses import fields
+
 import torch
 from torch import Tensor
 
 from spin_server.algorithm.policy_rows import PolicyRows
+from spin_server.engine.spin.settings import SpinSettings
 from spin_server.errors import InputError
 from spin_server.policy.policy import Policy
 
-DEFAULT_POLICY = 0
+_COLUMNS = tuple(field.name for field in fields(PolicyRows))
 
 
 class PolicyTable:
     """One row per policy id; row 0 is the default, and every row starts as a copy of it.
 
-    The tensors keep their addresses for life, so that a captured CUDA graph reads what was
-    written last.
-
     Args:
         capacity: number of rows.
         default: the policy of row 0.
         device: where the table lies.
+
+    Attributes:
+        columns: each [capacity]; they keep their addresses for life, so that a captured CUDA
+            graph reads what was written last.
+        revision: how often a row was written.
     """
 
     def __init__(self, capacity: int, default: Policy, device: torch.device | str = "cpu") -> None:
-        rows = PolicyRows.of([default])
-        self._columns = {
-            name: getattr(rows, name).repeat(capacity).to(device)
-            for name in PolicyRows.__dataclass_fields__
-        }
+        row = PolicyRows.of([default])
+        self.columns = PolicyRows(
+            **{name: getattr(row, name).repeat(capacity).to(device) for name in _COLUMNS}
+        )
         self.capacity = capacity
         self.revision = 0
+
+    @classmethod
+    def of(cls, settings: SpinSettings, device: torch.device | str = "cpu") -> "PolicyTable":
+        """Make the table of a server's settings: the default policy, then the named ones."""
+        table = cls(settings.capacity, settings.default.policy(), device)
+        for index, named in enumerate(settings.policies.values(), start=1):
+            table.write(index, named.policy())
+        return table
 
     def write(self, policy_id: int, policy: Policy) -> None:
         """Replace one row in place.
@@ -39,15 +51,10 @@ class PolicyTable:
         """
         if not 0 <= policy_id < self.capacity:
             raise InputError("policy id", f"0 to {self.capacity - 1}", policy_id)
-        rows = PolicyRows.of([policy])
-        for name, column in self._columns.items():
-            column[policy_id] = getattr(rows, name)[0]
+        row = PolicyRows.of([policy])
+        for name in _COLUMNS:
+            getattr(self.columns, name)[policy_id] = getattr(row, name)[0]
         self.revision += 1
-
-    def column(self, name: str) -> Tensor:
-        """Get one column: [capacity]; see `PolicyRows` for their names."""
-        column: Tensor = self._columns[name]
-        return column
 
     def rows(self, policy_ids: Tensor) -> PolicyRows:
         """Gather the rows of a batch.
@@ -55,4 +62,4 @@ class PolicyTable:
         Args:
             policy_ids: (int64): [requests].
         """
-        return PolicyRows(**{name: column[policy_ids] for name, column in self._columns.items()})
+        return PolicyRows(**{name: getattr(self.columns, name)[policy_ids] for name in _COLUMNS})

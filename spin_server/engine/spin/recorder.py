@@ -63,13 +63,12 @@ class Recorder:
         self._open: dict[str, _Recording] = {}
         self._num_started = 0
         self._num_bytes = 0
-        self._stopped = False
         self.num_written = self.num_failed = 0
         Path(settings.folder).mkdir(parents=True, exist_ok=True)
 
     def wants(self, request: str, layer: int) -> bool:
         """Whether this row of this layer should be scored densely and handed to `add`."""
-        if self._stopped or layer not in self._layers:
+        if self.num_failed or layer not in self._layers:
             return False
         recording = self._open.get(request)
         if recording is None:
@@ -136,7 +135,6 @@ class Recorder:
             logger.warning("no more traces are recorded: %s could not be written: %s", path, error)
             self.num_failed += 1
             self._open.clear()
-            self._stopped = True
             return
         self.num_written += 1
         logger.info("recorded %d steps of %s", len(steps), path)

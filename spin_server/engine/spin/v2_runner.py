@@ -11,7 +11,6 @@ from vllm.v1.worker.gpu import model_states
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
 from spin_server.engine.spin.device import DeviceLayers
-from spin_server.engine.spin.indexer_cuda import join, plan_ahead
 from spin_server.engine.spin.settings import request_identity
 from spin_server.engine.spin.worker_state import worker_spin
 
@@ -22,8 +21,6 @@ class SpinModelState(DefaultModelState):  # type: ignore[misc]
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         worker_spin().follows = True
-        self.model.register_forward_pre_hook(plan_ahead)
-        self.model.register_forward_hook(join)
 
     def add_request(self, req_index: int, new_req_data: Any) -> None:
         """Note a request that is new, or comes back after a preemption."""

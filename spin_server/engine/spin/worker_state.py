@@ -5,7 +5,7 @@ A worker serves one model, so there is one of these per process.
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -18,6 +18,8 @@ from spin_server.engine.spin.settings import SpinSettings
 if TYPE_CHECKING:  # needs Triton, which a CPU engine does without
     from spin_server.engine.spin.device import DeviceLayers
 
+AnyLayers: TypeAlias = "SpinLayers | DeviceLayers"
+
 
 @dataclass(slots=True)
 class WorkerSpin:
@@ -29,13 +31,13 @@ class WorkerSpin:
         recorder: what is being recorded, if anything.
         layers: the histories, once the first layer is built.
         follows: whether the model runner tells us of its requests and steps.
-        overhead_seconds, overhead_calls: time of SPIN's own work in the sampled layer calls.
+        overhead_seconds, overhead_calls: time of SPIN's own work in the layers, and their calls.
     """
 
     table: PolicyTable | None = None
     tracker: RequestTracker | None = None
     recorder: Recorder | None = None
-    layers: "SpinLayers | DeviceLayers | None" = None
+    layers: "AnyLayers | None" = None
     follows: bool = False
     overhead_seconds: float = 0.0
     overhead_calls: int = 0
@@ -45,9 +47,7 @@ class WorkerSpin:
     ) -> PolicyTable:
         """Get the policy table; the first call fills it from the settings."""
         if self.table is None:
-            self.table = PolicyTable(settings.capacity, settings.default.policy(), device)
-            for index, named in enumerate(settings.policies.values(), start=1):
-                self.table.write(index, named.policy())
+            self.table = PolicyTable.of(settings, device)
         return self.table
 
     def requests(self) -> RequestTracker:

@@ -53,7 +53,6 @@ def device_step(
             assert best[row][best[row] >= 0].tolist() == slots
         layers.learn(layer, compact)
         chosen.append([listed for listed, _ in blocks])
-    layers.join()
     return chosen
 
 

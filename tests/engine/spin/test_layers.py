@@ -3,7 +3,7 @@
 import torch
 
 from spin_server.algorithm.options import SpinOptions
-from spin_server.engine.spin.layers import OUTCOMES, SpinLayers
+from spin_server.engine.spin.layers import OUTCOMES, SpinLayers, history_bytes
 from spin_server.engine.spin.policy_table import PolicyTable
 from spin_server.engine.spin.requests import RequestTracker
 from spin_server.policy.policy import Policy
@@ -95,6 +95,16 @@ def test_every_request_follows_its_own_signature_through_joins_and_leaves() -> N
             del live[request]
 
 
+def test_histories_take_what_was_announced() -> None:
+    options = SpinOptions()
+    spin = SpinLayers(
+        LAYERS, options, PolicyTable(1, HALF), num_states=3, max_slots=1000, compress_ratio=4
+    )
+    assert spin.num_bytes == history_bytes(len(LAYERS), num_states=3, max_slots=1000)
+    # Each: 16 blocks of 64 slots for V, 1,001 offsets for D, 8 bytes a block and for the step.
+    assert spin.num_bytes == len(LAYERS) * 3 * (4 * (1024 + 1001) + 8 * (16 + 1))
+
+
 def test_rows_without_a_history_are_scored_densely_and_teach_nothing() -> None:
     spin, tracker = spin_layers(), RequestTracker(4)
     tracker.admit("prompt", policy=0, key=0, num_known_tokens=200)
@@ -128,10 +138,10 @@ def test_policy_written_in_place_applies_at_the_next_step() -> None:
     tracker.admit("a", policy=2, key=0, num_known_tokens=160)
     assert len(step(spin, tracker, {"a": (160, signature(3))})[1][0]) == 10
     assert len(step(spin, tracker, {"a": (161, signature(3))})[1][0]) == 5
-    before = spin.table._columns["sparsity"].data_ptr()
+    before = spin.table.columns.sparsity.data_ptr()
     spin.table.write(2, Policy(sparsity=Ratio.parse("sparsity", "0.7")))
     assert len(step(spin, tracker, {"a": (162, signature(3))})[1][0]) == 3
-    assert spin.table._columns["sparsity"].data_ptr() == before
+    assert spin.table.columns.sparsity.data_ptr() == before
     assert spin.table.revision == 1
 
 

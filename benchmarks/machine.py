@@ -1,0 +1,45 @@
+"""What the benchmarks share: the machine's name, and an engine that they step themselves."""
+
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def cpu_name() -> str:
+    """Name the processor."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def driven_engine(plugins: Sequence[str], settings: Any, **arguments: Any) -> Any:
+    """vLLM's own engine as `spin-server serve` configures it, stepped by this process.
+
+    An engine core in its own process runs ahead of the outputs that are read here, and past a
+    switch of configurations.
+
+    Args:
+        plugins: ours, by entry-point name.
+        settings: SPIN's.
+        arguments: of vLLM's EngineArgs.
+    """
+    from spin_server import environment
+    from spin_server.engine.spin.settings import CONFIG_KEY
+
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    environment.prepare_engine()
+    if "spin_cpu" in plugins:
+        environment.prepare_cpu_engine()
+    environment.allow_plugins(plugins, plugins)
+    from vllm import EngineArgs, LLMEngine
+
+    return LLMEngine.from_engine_args(
+        EngineArgs(
+            additional_config={CONFIG_KEY: settings.model_dump(mode="json")},
+            disable_log_stats=True,
+            **arguments,
+        )
+    )
