@@ -15,12 +15,16 @@ from typing import Any, ClassVar
 import torch
 from bound import policy_of, spread_blocks
 from torch import Tensor
+from vllm.distributed.kv_transfer.kv_connector.v1.decode_bench_connector import (
+    DecodeBenchConnectorWorker,
+)
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers import sparse_attn_indexer
 from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
 from vllm.utils.deep_gemm import get_paged_mqa_logits_metadata
 from vllm.utils.platform_utils import num_compute_units
 
+from spin_server.engine.spin import indexer_cuda, side_stream
 from spin_server.engine.spin.device import DeviceLayers
 from spin_server.engine.spin.indexer_cuda import PAGE_SLOTS, SpinSparseAttnIndexer
 from spin_server.engine.spin.layers import SpinLayers
@@ -32,6 +36,7 @@ from spin_server.engine.worker import SpinWorkerExtension
 
 _PAGE_KEYS, _PAGE_BYTES = 64 * 128, 64 * 132
 _spin_forward = SpinSparseAttnIndexer.forward_cuda
+_plan_ahead, _one_graph = SpinSparseAttnIndexer.plan_ahead, side_stream.one_graph
 
 
 class _Bench:
@@ -47,6 +52,7 @@ class _Bench:
     found: ClassVar[Counter[str]] = Counter()
     events: Any = None
     profiler: Any = None
+    listed: ClassVar[dict[str, Tensor]] = {}
 
 
 def _forward(
@@ -61,6 +67,16 @@ def _forward(
     if _Bench.mode == "check":
         return _forward_checked(self, metadata, hidden, q, k, weights)
     return _spin_forward(self, hidden, q, k, weights)
+
+
+def _one_graph_in_this_mode() -> bool:
+    """No second stream where SPIN's work is to lie on the critical path."""
+    return _Bench.mode != "in-order" and _one_graph()
+
+
+def _plan_ahead_in_this_mode(self: SpinSparseAttnIndexer) -> None:
+    if _Bench.mode not in ("off", "bound"):
+        _plan_ahead(self)
 
 
 def _forward_bound(
@@ -144,6 +160,8 @@ class GpuBenchWorker(SpinWorkerExtension):
             if isinstance(module, SpinSparseAttnIndexer):
                 # vLLM looks the method up once, when the layer is built.
                 module._forward_method = functools.partial(_forward, module)
+        SpinSparseAttnIndexer.plan_ahead = _plan_ahead_in_this_mode
+        indexer_cuda.one_graph = side_stream.one_graph = _one_graph_in_this_mode
         layers = worker_spin().layers
         return {
             "layers": list(layers.numbers) if layers else [],
@@ -182,6 +200,7 @@ class GpuBenchWorker(SpinWorkerExtension):
             num_states=config.scheduler_config.max_num_seqs,
             max_slots=config.model_config.max_model_len // 4,
             compress_ratio=4,
+            dense_slots=layers.options.top_k,
         )
         begin, learn = DeviceLayers.begin, DeviceLayers.learn
 
@@ -211,6 +230,30 @@ class GpuBenchWorker(SpinWorkerExtension):
                 count = int(plan.counts[index, row])
                 digest.update(plan.blocks[index, row, :count].cpu().numpy().tobytes())
         return digest.hexdigest()[:16]
+
+    def bench_topk(self, rows: int) -> str:
+        """Hash the slots that the last layer's indexer chose for the batch's first rows."""
+        modules = self.model_runner.model.modules()
+        buffer = next(m for m in modules if isinstance(m, SparseAttnIndexer)).topk_indices_buffer
+        return hashlib.sha256(buffer[:rows].sort().values.cpu().numpy().tobytes()).hexdigest()[:16]
+
+    def bench_keep_pages(self) -> None:
+        """Let the connector fill no page from now on: it would write zeros."""
+        DecodeBenchConnectorWorker.start_fill_kv = lambda *_: None
+
+    def bench_listed(self, name: str) -> float:
+        """Note the last step's blocks; distinct ones so far, mean of all rows and layers."""
+        layers = worker_spin().layers
+        assert isinstance(layers, DeviceLayers)
+        plan = layers._plan
+        if name not in _Bench.listed:
+            _Bench.listed[name] = torch.zeros_like(plan.blocks, dtype=torch.bool)
+        width = plan.blocks.shape[-1]
+        listed = torch.arange(width, device="cuda") < plan.counts[:, :, None]
+        layer, row, place = listed.nonzero(as_tuple=True)
+        _Bench.listed[name][layer, row, plan.blocks[layer, row, place].long()] = True
+        live = plan.counts > 0
+        return float(_Bench.listed[name].sum(-1)[live].float().mean())
 
     def bench_capture(self, modes: list[str]) -> dict[str, float]:
         """Capture one set of graphs per mode; seconds of each."""

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,13 @@ def cpu_name() -> str:
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.processor()
+
+
+def commit() -> str:
+    """Name the commit that is measured, empty where there is no repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    return ended.stdout.strip()
 
 
 def driven_engine(plugins: Sequence[str], settings: Any, **arguments: Any) -> Any:

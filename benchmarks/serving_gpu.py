@@ -1,9 +1,10 @@
 """SPIN on a GPU: checks against dense scoring, and what it saves of a decode step.
 
 Run on a machine with a GPU, in an environment with spin-server[cuda]:
-  python benchmarks/serving_gpu.py check [--graphs] [--out A.json]   correctness on short contexts
-  python benchmarks/serving_gpu.py compare A.json B.json             two checks' tokens and plans
+  python benchmarks/serving_gpu.py check [--graphs full] [--out A.json]  short contexts
+  python benchmarks/serving_gpu.py compare A.json B.json   two checks' tokens, top-K and plans
   python benchmarks/serving_gpu.py time [--batch 96] [--tokens 519168] [--layers 14]
+  python benchmarks/serving_gpu.py grid                    1, 16, 48 requests, 32K to 1M tokens
 One rank of a TP8/EP8 deployment of DeepSeek-V4-Flash, some of its layers, dummy weights. The
 prefill is skipped (vLLM's DecodeBenchConnector); the indexer's pages hold random keys and scales.
 Without VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER=0 and VLLM_DEEP_GEMM_WARMUP=skip, vLLM compiles for
@@ -21,9 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import driven_engine
+from machine import commit, driven_engine
 
 HERE = Path(__file__).parent
+GRAPHS = {"full": "FULL_DECODE_ONLY", "piecewise": "PIECEWISE"}
+GRID_BATCHES, GRID_TOKENS = (1, 16, 48), (32_768, 131_072, 1_044_480)
 SPARSITIES = {"0.3": "0.05", "0.4": "0.2", "0.5": "0.2", "0.65": "0.05"}
 CHECKED = {
     "gentle": {"sparsity": 0.3, "exploration": 0.05},
@@ -64,16 +67,17 @@ def config(num_layers: int) -> dict[str, Any]:
 
 def make_engine(args: argparse.Namespace, folder: Path, settings: Any, tokens: int) -> Any:
     (folder / "config.json").write_text(json.dumps(config(args.layers)))
+    sizes = list(GRID_BATCHES) if args.what == "grid" else [args.batch]
     graphs = (
-        {
+        {"enforce_eager": True}
+        if args.graphs == "none"
+        else {
             "compilation_config": {
-                "cudagraph_mode": "FULL_DECODE_ONLY",
-                "cudagraph_capture_sizes": [args.batch],
-                "max_cudagraph_capture_size": args.batch,
+                "cudagraph_mode": GRAPHS[args.graphs],
+                "cudagraph_capture_sizes": sizes,
+                "max_cudagraph_capture_size": max(sizes),
             }
         }
-        if args.graphs
-        else {"enforce_eager": True}
     )
     return driven_engine(
         ["spin"],
@@ -129,37 +133,87 @@ def check(args: argparse.Namespace) -> None:
         if args.beside:
             engine.collective_rpc("bench_check")
         lengths = [2040, 3000, 9001, 16002, 30003]
-        tokens, hashes = {}, []
+        tokens, hashes, top = {}, [], []
         for index, length in enumerate(lengths):
             policy = 0 if args.off or args.keep_all else index + 1
             add(engine, f"r{index}", length, policy, args.steps - 3 * index)
         step = 0
-        while engine.has_unfinished_requests():
+        while running := engine.get_num_unfinished_requests():
             for output in engine.step():
                 tokens[output.request_id] = list(output.outputs[0].token_ids)
             if step == 0:
                 engine.collective_rpc("bench_fill", args=(1,))  # the connector filled pages
             if not args.off:
                 hashes.append(engine.collective_rpc("bench_hash")[0])
+            top.append(engine.collective_rpc("bench_topk", args=(running,))[0])
             step += 1
             if step == 9:
                 add(engine, "late", 5000, 0 if args.off or args.keep_all else 2, 12)
         found = {} if args.off else engine.collective_rpc("bench_found")[0]
     print(json.dumps(found))
     if args.out:
-        Path(args.out).write_text(json.dumps({"tokens": tokens, "hashes": hashes, "found": found}))
+        results = {"tokens": tokens, "plans": hashes, "top-K": top, "found": found}
+        Path(args.out).write_text(json.dumps(results))
 
 
 def compare(one: Path, other: Path) -> int:
-    """Compare two checks; 0 if every token, and every plan that both made, is the same."""
+    """Compare two checks; 0 if all tokens, top-K sets, and plans that both made, are the same."""
     first, second = (json.loads(path.read_text()) for path in (one, other))
-    tokens = first["tokens"] == second["tokens"]
-    plans = not (first["hashes"] and second["hashes"]) or first["hashes"] == second["hashes"]
-    print(f"tokens {'equal' if tokens else 'differ'}, plans {'equal' if plans else 'differ'}")
-    return 0 if tokens and plans else 1
+    same = {
+        name: first[name] == second[name]
+        for name in ("tokens", "top-K", "plans")
+        if first[name] and second[name]
+    }
+    found = ", ".join(f"{name} {'equal' if equal else 'differ'}" for name, equal in same.items())
+    print(f"{one.stem} and {other.stem}, {len(first['top-K'])} steps: {found}")
+    return 0 if all(same.values()) else 1
+
+
+Runs = list[tuple[str, tuple[str, str, str]]]
+
+
+class Timed:
+    """Configurations that alternate in one run, each for a few steps.
+
+    Args:
+        runs: name, and mode, sparsity and exploration.
+    """
+
+    def __init__(self, runs: Runs) -> None:
+        self.runs = runs
+        self.wall: dict[str, list[float]] = {name: [] for name, _ in runs}
+        self.device: dict[str, list[float]] = {name: [] for name, _ in runs}
+        self.realized: dict[str, float] = {}
+        self.distinct: dict[str, float] = {}
+        self.rounds = 0
+
+    def run(self, engine: Any, args: argparse.Namespace, context: int, seconds: float) -> None:
+        """Step a running batch, whose contexts are about `context` tokens."""
+        order, begun = np.random.default_rng(0), time.perf_counter()
+        while self.rounds < args.rounds and time.perf_counter() - begun < seconds:
+            for index in order.permutation(len(self.runs)):
+                name, setting = self.runs[index]
+                switch = (*setting, context)
+                before = engine.collective_rpc("bench_switch", args=switch)[0]
+                for _ in range(2):
+                    engine.step()
+                engine.collective_rpc("bench_events")
+                for _ in range(args.steps):
+                    started = time.perf_counter()
+                    engine.step()
+                    self.wall[name].append(time.perf_counter() - started)
+                self.device[name] += [t / 1000 for t in engine.collective_rpc("bench_events")[0]]
+                context += 2 + args.steps
+                after = engine.collective_rpc("bench_switch", args=switch)[0]
+                if setting[0] not in ("off", "bound"):
+                    self.realized[name] = _realized(before, after)
+                    listed = f"{name} {args.batch} {args.tokens}"
+                    self.distinct[name] = engine.collective_rpc("bench_listed", args=(listed,))[0]
+            self.rounds += 1
 
 
 def measure(args: argparse.Namespace) -> None:
+    """All-keep, the bound and SPIN at the paper's point, and SPIN's work in and off the way."""
     from spin_server.engine.spin.settings import SpinSettings
 
     with tempfile.TemporaryDirectory() as folder:
@@ -172,14 +226,14 @@ def measure(args: argparse.Namespace) -> None:
             engine.step()
         print(f"requests in: {time.perf_counter() - started:.1f} s")
         engine.collective_rpc("bench_fill", args=(1,))
-        print("captured", engine.collective_rpc("bench_capture", args=(["off", "bound"],)))
-        runs = [("all-keep", ("off", "0", "0"))]
+        modes = ["off", "bound", "in-order"]
+        print("captured", engine.collective_rpc("bench_capture", args=(modes,)))
+        runs: Runs = [("all-keep", ("off", "0", "0"))]
         for sparsity, exploration in SPARSITIES.items():
             runs.append((f"spin {sparsity}", ("spin", sparsity, exploration)))
             runs.append((f"bound {sparsity}", ("bound", sparsity, exploration)))
-        times: dict[str, list[float]] = {name: [] for name, _ in runs}
-        realized: dict[str, float] = {}
-        for name, setting in (runs[:2] + runs[3:5]) if args.profile else ():
+        runs.append(("in-order 0.4", ("in-order", "0.4", SPARSITIES["0.4"])))
+        for name, setting in (runs[:1] + runs[3:5]) if args.profile else ():
             engine.collective_rpc("bench_switch", args=(*setting, args.tokens))
             engine.step()
             engine.collective_rpc("bench_profile", args=(True,))
@@ -188,30 +242,41 @@ def measure(args: argparse.Namespace) -> None:
             print(name, "kernels of 4 steps")
             print(engine.collective_rpc("bench_profile", args=(False,))[0])
         engine.collective_rpc("bench_events")
-        device: dict[str, list[float]] = {name: [] for name, _ in runs}
-        context, order, begun = args.tokens + 24, np.random.default_rng(0), time.perf_counter()
-        rounds = 0
-        while rounds < args.rounds and time.perf_counter() - begun < args.seconds:
-            for index in order.permutation(len(runs)):
-                name, setting = runs[index]
-                switch = (*setting, context)
-                before = engine.collective_rpc("bench_switch", args=switch)[0]
-                for _ in range(2):
-                    engine.step()
-                engine.collective_rpc("bench_events")
-                for _ in range(args.steps):
-                    started = time.perf_counter()
-                    engine.step()
-                    times[name].append(time.perf_counter() - started)
-                device[name] += [t / 1000 for t in engine.collective_rpc("bench_events")[0]]
-                context += 2 + args.steps
-                after = engine.collective_rpc("bench_switch", args=switch)[0]
-                if name.startswith("spin"):
-                    realized[name] = _realized(before, after)
-            rounds += 1
-        report(args, times, realized, rounds, "wall")
+        timed = Timed(runs)
+        timed.run(engine, args, args.tokens + 24, args.seconds)
+        report(args, timed, "wall")
         print("\nThe device's part of the step alone, by events around the graph's replay")
-        report(args, device, realized, rounds, "device")
+        report(args, timed, "device")
+
+
+def grid(args: argparse.Namespace) -> None:
+    """Small batches, short and very long contexts: where SPIN pays, and where it must not cost."""
+    from spin_server.engine.spin.settings import SpinSettings
+
+    with tempfile.TemporaryDirectory() as folder:
+        args.batch = max(GRID_BATCHES)
+        engine = make_engine(args, Path(folder), SpinSettings(), 2**20)
+        print("install", engine.collective_rpc("bench_install"))
+        engine.collective_rpc("bench_fill", args=(1,))
+        engine.collective_rpc("bench_keep_pages")
+        print("captured", engine.collective_rpc("bench_capture", args=(["off", "bound"],)))
+        engine.collective_rpc("bench_events")
+        runs: Runs = [("all-keep", ("off", "0", "0"))]
+        for sparsity in ("0.3", "0.4"):
+            runs.append((f"spin {sparsity}", ("spin", sparsity, SPARSITIES[sparsity])))
+        runs.append(("bound 0.4", ("bound", "0.4", SPARSITIES["0.4"])))
+        for args.tokens in GRID_TOKENS:
+            for args.batch in GRID_BATCHES:
+                names = [f"r{args.tokens}-{index}" for index in range(args.batch)]
+                for name in names:
+                    add(engine, name, args.tokens, 0, 3000)
+                for _ in range(4):
+                    engine.step()
+                timed = Timed(runs)
+                timed.run(engine, args, args.tokens + 4, args.seconds)
+                report(args, timed, "device")
+                engine.abort_request(names, internal=False)
+                engine.step()
 
 
 def _realized(before: dict[str, Any], after: dict[str, Any]) -> float:
@@ -223,15 +288,12 @@ def _realized(before: dict[str, Any], after: dict[str, Any]) -> float:
     return counts["skipped"] / max(sparse, 1)
 
 
-def report(
-    args: argparse.Namespace,
-    times: dict[str, list[float]],
-    realized: dict[str, float],
-    rounds: int,
-    clock: str,
-) -> None:
+def report(args: argparse.Namespace, timed: Timed, clock: str) -> None:
+    """Print a table, and append its rows to the results."""
     import torch
 
+    rounds = timed.rounds
+    times = timed.wall if clock == "wall" else timed.device
     grouped = {n: np.array(t).reshape(rounds, -1) * 1000 for n, t in times.items()}
     picks = np.random.default_rng(0).integers(0, rounds, (4000, rounds))
     picks[0] = np.arange(rounds)
@@ -241,16 +303,19 @@ def report(
 
     keep = medians("all-keep")
     print(f"\n{args.batch} x {args.tokens:,} tokens, {args.layers} layers, {rounds} rounds")
-    print("| config | step ms (p20, p80) | saved | share of the bound's gain (95%) | realized |")
+    print(
+        "| config | step ms (p20, p80) | saved (95%) | share of the bound's gain (95%) | realized |"
+    )
     base = {
         "date": datetime.date.today().isoformat(),
         "gpu": torch.cuda.get_device_name(),
         "vllm": version("vllm"),
         "torch": torch.__version__,
+        "commit": args.commit,
         "layers": args.layers,
         "batch": args.batch,
         "context": args.tokens,
-        "graphs": "full" if args.graphs else "none",
+        "graphs": args.graphs,
         "mtp": 0,
         "rounds": rounds,
         "clock": clock,
@@ -264,20 +329,25 @@ def report(
             "config": kind,
             "target_sparsity": float(sparsity or 0),
             "exploration": float(SPARSITIES.get(sparsity, "0")),
-            "realized_sparsity": realized.get(name),
+            "realized_sparsity": timed.realized.get(name),
+            "distinct_blocks": timed.distinct.get(name),
             "step_ms": [p50, p20, p80],
             "tokens_per_s": args.batch / p50 * 1000,
         }
+        saved = 1 - medians(name) / keep
+        row["saved"] = [float(saved[0]), *map(float, np.percentile(saved, [2.5, 97.5]))]
         shown = ""
-        if kind == "spin":
+        if kind in ("spin", "in-order") and f"bound {sparsity}" in times:
             shares = (keep - medians(name)) / (keep - medians(f"bound {sparsity}"))
             low, high = np.percentile(shares, [2.5, 97.5])
             row["share_captured"] = [float(shares[0]), float(low), float(high)]
             shown = f"{shares[0]:.0%} ({low:.0%} to {high:.0%})"
         rows.append(row)
+        low, high = row["saved"][1:]
+        gain = f"{saved[0]:.1%} ({low:.1%} to {high:.1%})"
         print(
-            f"| {name} | {p50:.2f} ({p20:.2f}, {p80:.2f}) | {1 - p50 / keep[0]:.1%} | {shown} "
-            f"| {realized.get(name, 0):.3f} |"
+            f"| {name} | {p50:.3f} ({p20:.3f}, {p80:.3f}) | {gain} | {shown} "
+            f"| {timed.realized.get(name, 0):.3f} |"
         )
     out = Path(args.out) if args.out else HERE / "results" / "serving_gpu.jsonl"
     with out.open("a") as file:
@@ -286,7 +356,7 @@ def report(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("check", "compare", "time"))
+    parser.add_argument("what", choices=("check", "compare", "time", "grid"))
     parser.add_argument("files", nargs="*", type=Path, help="of compare: two results of check")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--batch", type=int)
@@ -295,7 +365,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=240, help="of timing, at most")
     parser.add_argument("--steps", type=int, help="timed of each run; of a check, in all")
     parser.add_argument("--memory", type=float, default=0.92)
-    parser.add_argument("--graphs", action="store_true")
+    parser.add_argument("--graphs", choices=("none", *GRAPHS), help="of a check (none)")
+    parser.add_argument("--commit", default=commit(), help="what is measured")
     parser.add_argument("--beside", action="store_true", help="check every eager step")
     parser.add_argument("--off", action="store_true")
     parser.add_argument("--keep-all", action="store_true")
@@ -310,9 +381,9 @@ def main() -> None:
     for name, value in zip(("layers", "batch", "steps"), defaults, strict=True):
         if getattr(args, name) is None:
             setattr(args, name, value)
-    if args.what == "time":
-        args.graphs = True
-    (check if args.what == "check" else measure)(args)
+    if args.graphs is None or args.what != "check":
+        args.graphs = "none" if args.what == "check" else "full"
+    {"check": check, "time": measure, "grid": grid}[args.what](args)
 
 
 if __name__ == "__main__":

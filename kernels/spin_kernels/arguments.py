@@ -171,3 +171,8 @@ class StepPlan:
             step_numbers=make(num_layers, num_rows),
             outcomes=make(num_layers, 5, dtype=torch.int64),
         )
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(getattr(self, name).nbytes for name in self.__dataclass_fields__)

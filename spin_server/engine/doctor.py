@@ -30,6 +30,7 @@ _OURS = ("spin", "spin_cpu")
 _PROBE_SECONDS = 120
 _PROBE = "from spin_server.engine.doctor import probe; probe()"
 _GIB = 2**30
+_GPU_SHARE = 0.92  # vLLM's default for --gpu-memory-utilization
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +149,7 @@ def _last_line(error: Exception) -> str:
 
 def _device(found: dict[str, Any]) -> Iterator[Finding]:
     if not found["is_cpu"]:
-        text = f"{found['device']}: SPIN runs on CPUs only in this release; --spin-off serves"
-        yield Finding("device", False, text)
+        yield _checked("device", preflight.check_gpu)
         return
 
     def check() -> str:
@@ -211,16 +211,19 @@ def _describe(geometry: IndexerGeometry) -> str:
 def _memory(
     model: str, geometry: IndexerGeometry, tokens: int, requests: int, *, on_cpu: bool
 ) -> str:
-    from spin_server.engine.spin.layers import history_bytes
+    num_layers = len(geometry.layers)
+    sizes = {"num_states": requests, "max_slots": tokens // geometry.compress_ratio}
+    if on_cpu:
+        from spin_server.engine.spin.layers import history_bytes
 
-    spin_bytes = history_bytes(
-        len(geometry.layers),
-        num_states=requests,
-        max_slots=tokens // geometry.compress_ratio,
-    )
+        spin_bytes = history_bytes(num_layers, **sizes)
+    else:
+        from spin_server.engine.spin.device import device_bytes
+
+        spin_bytes = device_bytes(num_layers, num_rows=requests, **sizes)
     taken = f"SPIN takes {spin_bytes / _GIB:.2f} GiB for {requests} requests of {tokens:,} tokens"
     if not on_cpu:
-        return taken
+        return f"{taken}; {preflight.check_gpu_memory(spin_bytes, _GPU_SHARE)}"
     return f"{taken}; {preflight.check_memory(model, None, spin_bytes)}"
 
 

@@ -14,6 +14,8 @@ _GIB = 2**30
 # 0.6 + 0.6 + 1.3 GiB after serving, measured on the tiny model (docs/log.md).
 _PROCESSES_BYTES = int(2.5 * _GIB)
 _CGROUP = Path("/sys/fs/cgroup")
+# What of SPIN has run on each generation of GPUs (docs/gpu.md).
+_RAN = {9: "Hopper, on which SPIN is measured", 10: "Blackwell, on which SPIN has not run yet"}
 
 
 def check_port(host: str, port: int) -> None:
@@ -86,6 +88,53 @@ def _available_bytes() -> int:
     except (OSError, ValueError, StopIteration):  # no cgroup v2 here
         return available
     return min(available, int(limit) - used + reclaimable)
+
+
+def check_gpu() -> str:
+    """Refuse a GPU that DeepSeek-V4's indexer kernels, and so SPIN, do not run on.
+
+    Returns:
+        The GPU, and what of SPIN has run on its kind.
+
+    Raises:
+        UnsupportedError: no NVIDIA GPU, or neither Hopper nor Blackwell.
+    """
+    from vllm.platforms import current_platform
+
+    name = current_platform.get_device_name()
+    capability = current_platform.get_device_capability() if current_platform.is_cuda() else None
+    if capability is None or capability.major not in _RAN:
+        got = "none" if capability is None else f"{capability.major}.{capability.minor}"
+        raise UnsupportedError(
+            f"SPIN on {name}: expected an NVIDIA GPU of compute capability 9.0 (Hopper) or 10.x "
+            f"(Blackwell), got {got}; --spin-off serves with the unmodified indexer"
+        )
+    return f"{name}: {_RAN[capability.major]}"
+
+
+def check_gpu_memory(spin_bytes: int, share: float) -> str:
+    """Refuse histories that leave no room on the GPU.
+
+    Args:
+        spin_bytes: SPIN's histories, in each worker.
+        share: of the GPU's memory that vLLM may use.
+
+    Returns:
+        What the histories take of it, in words.
+
+    Raises:
+        StartupError: they take all of it.
+    """
+    from vllm.platforms import current_platform
+
+    usable = int(current_platform.get_device_total_memory() * share)
+    if spin_bytes >= usable:
+        raise StartupError(
+            f"memory: expected SPIN's histories in less than the {usable / _GIB:.1f} GiB that "
+            f"vLLM may use of each GPU, got {spin_bytes / _GIB:.1f} GiB; lower --spin-places, "
+            "--max-num-seqs or --max-model-len"
+        )
+    return f"{spin_bytes / _GIB:.2f} GiB of the {usable / _GIB:.1f} that vLLM may use of each GPU"
 
 
 def check_cpu() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from spin_server import environment
+from spin_server.algorithm.options import SpinOptions
 from spin_server.engine import preflight, presence
 from spin_server.engine.model_support import (
     IndexerGeometry,
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 _PLUGIN_GROUP = "vllm.general_plugins"
 _WORKER_EXTENSION = "spin_server.engine.worker.SpinWorkerExtension"
 _DEFAULT_HOST = "127.0.0.1"
+_PAGE_SLOTS = SpinOptions().block_size
 # A snapshot waits for the step that is running, so it must stay rare.
 _METRICS_PERIOD_SECONDS = 5.0
 # How long open responses may go on after a signal.
@@ -63,10 +65,8 @@ def serve(model: str, vllm_arguments: Sequence[str], settings: SpinSettings) -> 
 
     on_cpu = current_platform.is_cpu()
     if settings.enabled and not on_cpu:
-        raise UnsupportedError(
-            f"SPIN on {current_platform.device_name}: this release has it on CPUs only; "
-            "--spin-off serves with the unmodified indexer"
-        )
+        preflight.check_gpu()
+        _refuse_on_gpu(settings)
     if on_cpu:
         preflight.check_cpu()
         environment.prepare_cpu_engine()
@@ -136,12 +136,26 @@ def _refuse_unsupported(args: argparse.Namespace) -> None:
             raise UnsupportedError(f"{what} is not supported")
 
 
+def _refuse_on_gpu(settings: SpinSettings) -> None:
+    """Refuse what SPIN does on a CPU only."""
+    if settings.record is not None:
+        raise UnsupportedError(
+            "--spin-record on a GPU is not supported: traces are recorded on a CPU engine"
+        )
+    if os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "1") == "0":
+        raise UnsupportedError(
+            "VLLM_USE_V2_MODEL_RUNNER=0 beside SPIN on a GPU is not supported: SPIN follows "
+            "requests through the V2 runner; unset it, or serve with --spin-off"
+        )
+
+
 def _refuse_beside_spin(args: argparse.Namespace) -> None:
     """Refuse what vLLM serves and SPIN does not handle yet."""
     reasons = {
         "speculative decoding": bool(args.speculative_config),
         "pipeline parallelism": args.pipeline_parallel_size > 1,
         "KV transfer": bool(args.kv_transfer_config),
+        "microbatching (--enable-dbo)": args.enable_dbo,
     }
     for what, asked in reasons.items():
         if asked:
@@ -178,11 +192,18 @@ def check_model(args: argparse.Namespace, settings: SpinSettings) -> int:
     # vLLM may lower its own default further, never raise it.
     defaults = AsyncEngineArgs.get_batch_defaults(args.tensor_parallel_size)[1]
     requests = args.max_num_seqs or defaults[UsageContext.OPENAI_API_SERVER]
-    return history_bytes(
-        len(geometry.layers),
-        num_states=num_places(settings, requests),
-        max_slots=model_config.max_model_len // geometry.compress_ratio,
-    )
+    sizes = {
+        "num_states": num_places(settings, requests),
+        "max_slots": model_config.max_model_len // geometry.compress_ratio,
+    }
+    if current_platform.is_cpu():
+        return history_bytes(len(geometry.layers), **sizes)
+    from spin_server.engine.spin.device import device_bytes
+
+    spin_bytes = device_bytes(len(geometry.layers), num_rows=requests, **sizes)
+    if settings.enabled:
+        preflight.check_gpu_memory(spin_bytes, args.gpu_memory_utilization)
+    return spin_bytes
 
 
 def _check_record(record: RecordSettings, geometry: IndexerGeometry) -> None:
@@ -262,6 +283,11 @@ async def _verify(engine_client: Any, required: Sequence[str], settings: SpinSet
                 f"{process}: expected SPIN in front of the indexer, but it serves "
                 f"{report['spin_layers']} layers and the model runner "
                 f"{'is' if report['spin_follows'] else 'is not'} followed"
+            )
+        if settings.enabled and report["page_slots"] != [_PAGE_SLOTS]:
+            raise StartupError(
+                f"{process}: expected KV pages of {_PAGE_SLOTS} slots in the indexer, SPIN's "
+                f"blocks, got {report['page_slots']}; leave --block-size to vLLM"
             )
     return Verified(plugins, max(report["spin_bytes"] for report in reports))
 

@@ -16,12 +16,16 @@ class SpinWorkerExtension:
     """
 
     rank: int
+    model_runner: Any
 
     def spin_presence(self) -> dict[str, Any]:
         """Report this worker: `rank`, `pid`, `plugins` (active ones), `missing_kernels` (metadata
         kernels that have no replacement in place, on a CPU) and `spin_bytes` (of histories),
-        `spin_layers` (how many it serves) and `spin_follows` (whether it hears of requests).
+        `spin_layers` (how many it serves), `spin_follows` (whether it hears of requests) and
+        `page_slots` (sizes of the indexers' KV pages).
         """
+        from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
+
         from spin_server.engine.spin.worker_state import worker_spin
 
         layers = worker_spin().layers
@@ -33,6 +37,13 @@ class SpinWorkerExtension:
             "spin_bytes": 0 if layers is None else layers.num_bytes,
             "spin_layers": 0 if layers is None else len(layers.numbers),
             "spin_follows": worker_spin().follows,
+            "page_slots": sorted(
+                {
+                    module.k_cache.kv_cache.shape[1]
+                    for module in self.model_runner.model.modules()
+                    if isinstance(module, SparseAttnIndexer)
+                }
+            ),
         }
         if "spin_cpu" in report["plugins"]:
             from spin_server.engine.cpu.plugin import missing_kernels

@@ -25,7 +25,7 @@ from spin_server.policy.policy import ExplorationPolicy, Policy
 from spin_server.policy.ratio import Ratio
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-BLOCK, TOP_K, RATIO, SEED = 16, 40, 4, 3
+BLOCK, TOP_K, DENSE, RATIO, SEED = 16, 40, 70, 4, 3
 LAYERS = (2, 5, 11)
 STATES, MAX_SLOTS = 7, 400
 WIDTH = MAX_SLOTS // BLOCK
@@ -111,6 +111,7 @@ def plan_with(planner: Any, histories: Histories, rows: Rows, plan: StepPlan) ->
         plan,
         num_rows=len(rows.slots),
         top_k=TOP_K,
+        dense_slots=DENSE,
         seed=SEED,
         **SIZES,
     )
@@ -136,7 +137,7 @@ def test_kernels_equal_their_references_step_by_step(seed: int) -> None:
             (found, window_max_triton.window_max, plan_blocks_triton.plan_blocks),
         ):
             histories.reset(torch.tensor(resets, dtype=torch.int64, device=DEVICE))
-            window(histories, rows, num_rows=num_rows, **SIZES)
+            window(histories, rows, num_rows=num_rows, dense_slots=DENSE, **SIZES)
             plan_with(planner, histories, rows, plan)
         equal(expected[1], found[1], "counts", "lengths", "step_numbers", "outcomes")
         listed = torch.arange(WIDTH, device=DEVICE) < expected[1].counts[:, :, None]
@@ -170,7 +171,7 @@ def test_kernels_choose_what_the_definition_chooses(seed: int) -> None:
         rows, resets = requests.step()
         num_rows = len(rows.slots)
         histories.reset(torch.tensor(resets, dtype=torch.int64, device=DEVICE))
-        window_max_triton.window_max(histories, rows, num_rows=num_rows, **SIZES)
+        window_max_triton.window_max(histories, rows, num_rows=num_rows, dense_slots=DENSE, **SIZES)
         plan_with(plan_blocks_triton.plan_blocks, histories, rows, plan)
         active = (plan.step_numbers[0, :num_rows] >= 0).nonzero()[:, 0].cpu()
         num_slots, slots = rows.num_slots.cpu().long(), rows.slots.cpu()
@@ -236,8 +237,8 @@ def test_rows_without_a_history_touch_none() -> None:
         policies=torch.zeros(3, dtype=torch.int64, device=DEVICE),
         keys=torch.zeros(3, dtype=torch.int64, device=DEVICE),
         positions=torch.tensor([799, 0, 103], device=DEVICE),
-        # A prompt's row, padding, and a context of no more than K slots.
-        num_slots=torch.tensor([200, 0, 26], dtype=torch.int32, device=DEVICE),
+        # A prompt's row, padding, and a context that is scored densely.
+        num_slots=torch.tensor([200, 0, 70], dtype=torch.int32, device=DEVICE),
     )
     plan_with(plan_blocks_triton.plan_blocks, histories, rows, plan)
     scores = torch.randn(3, 200, device=DEVICE)
@@ -246,8 +247,8 @@ def test_rows_without_a_history_touch_none() -> None:
     )
     for tensor, copy in zip(before, copies, strict=True):
         assert torch.equal(tensor, copy) if isinstance(tensor, Tensor) else tensor == copy
-    assert plan.lengths[1, :3].tolist() == [200, 0, 26]
-    assert plan.counts[1, :3].tolist() == [13, 0, 2]
+    assert plan.lengths[1, :3].tolist() == [200, 0, 70]
+    assert plan.counts[1, :3].tolist() == [13, 0, 5]
     assert plan.blocks[1, 0, :13].tolist() == list(range(13))
 
 
@@ -263,14 +264,19 @@ def test_indices_come_back_as_slots_and_none_stays_none() -> None:
         assert buffer[:, 6:].tolist() == [[-1, -1]] * 2
 
 
-def test_compact_table_lists_the_pages_of_the_blocks() -> None:
+def test_compact_tables_list_the_pages_of_the_blocks() -> None:
     _, plan = empty()
     plan.blocks[1, :2, :3] = torch.tensor([[0, 2, 3], [1, 4, 0]])
     plan.counts[1, :2] = torch.tensor([3, 2])
+    plan.blocks[2, :2, :2] = torch.tensor([[4, 0], [0, 3]])
+    plan.counts[2, :2] = torch.tensor([1, 2])
     pages = torch.arange(20, dtype=torch.int32, device=DEVICE).view(2, 10) * 7 + 1
     for fill in (compact_table.compact_table, compact_table_triton.compact_table):
-        table = torch.full((4, WIDTH), -5, dtype=torch.int32, device=DEVICE)
-        fill(pages[:, :5], plan, 1, table, num_rows=2)
-        assert table[0, :4].tolist() == [1, 15, 22, -5]
-        assert table[1, :3].tolist() == [78, 99, -5]
-        assert (table[2:] == -5).all()
+        tables = torch.full((3, STATES + 1, WIDTH), -5, dtype=torch.int32, device=DEVICE)
+        fill(pages[:, :5], plan, tables[1:], first_layer=1, num_rows=2)
+        assert tables[1, 0, :4].tolist() == [1, 15, 22, -5]
+        assert tables[1, 1, :3].tolist() == [78, 99, -5]
+        assert tables[2, 0, :2].tolist() == [29, -5]
+        assert tables[2, 1, :3].tolist() == [71, 92, -5]
+        assert (tables[0] == -5).all()
+        assert (tables[:, 2:] == -5).all()

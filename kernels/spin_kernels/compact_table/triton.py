@@ -1,4 +1,4 @@
-"""Compact block tables, as one Triton kernel."""
+"""Compact block tables, as one Triton kernel: one program per row and layer."""
 
 import triton
 import triton.language as tl
@@ -14,35 +14,39 @@ def _table_kernel(
     pages_ptr,
     pages_stride,
     blocks_ptr,
-    blocks_stride,
     counts_ptr,
-    table_ptr,
-    table_stride,
+    tables_ptr,
+    first_layer,
+    row_capacity,
+    max_blocks,
     WIDTH: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    count = tl.load(counts_ptr + row)
+    out = tl.program_id(1).to(tl.int64) * row_capacity + row
+    planned = out + first_layer * row_capacity
+    count = tl.load(counts_ptr + planned)
     for start in range(0, count, WIDTH):
         place = start + tl.arange(0, WIDTH)
         listed = place < count
-        block = tl.load(blocks_ptr + row * blocks_stride + place, mask=listed, other=0)
+        block = tl.load(blocks_ptr + planned * max_blocks + place, mask=listed, other=0)
         page = tl.load(pages_ptr + row * pages_stride + block, mask=listed, other=0)
-        tl.store(table_ptr + row * table_stride + place, page, mask=listed)
+        tl.store(tables_ptr + out * max_blocks + place, page, mask=listed)
 
 
 def compact_table(
-    block_table: Tensor, plan: StepPlan, layer_index: int, table: Tensor, *, num_rows: int
+    block_table: Tensor, plan: StepPlan, tables: Tensor, *, first_layer: int, num_rows: int
 ) -> None:
     """See `spin_kernels.compact_table.reference`."""
-    blocks = plan.blocks[layer_index]
-    _table_kernel[(num_rows,)](
+    num_layers, row_capacity, max_blocks = tables.shape
+    _table_kernel[(num_rows, num_layers)](
         block_table,
         block_table.stride(0),
-        blocks,
-        blocks.stride(0),
-        plan.counts[layer_index],
-        table,
-        table.stride(0),
+        plan.blocks,
+        plan.counts,
+        tables,
+        first_layer,
+        row_capacity,
+        max_blocks,
         WIDTH=_WIDTH,
         num_warps=4,
     )

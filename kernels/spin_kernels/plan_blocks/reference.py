@@ -28,13 +28,14 @@ def plan_blocks(
     *,
     num_rows: int,
     top_k: int,
+    dense_slots: int,
     block_size: int,
     compress_ratio: int,
     seed: int,
 ) -> None:
     """Choose the blocks that every layer's rows score, from the maxima of their histories.
 
-    A row without a history, or with at most K slots, scores all its blocks and is no step.
+    A row without a history, or with at most `dense_slots`, scores all its blocks and is no step.
 
     Args:
         histories: `steps` and `diagonal_at` are written, the rest is read.
@@ -43,6 +44,7 @@ def plan_blocks(
         plan: written.
         num_rows: rows of this step, the first of `rows`.
         top_k, block_size, compress_ratio: K, b and the tokens of a slot.
+        dense_slots: K or more.
         seed: of the random exploration.
 
     Source: SPIN, steps 1 to 5 of a decode step (arXiv 2610.09025), variant A1 with max pooling.
@@ -52,7 +54,7 @@ def plan_blocks(
     width = histories.vertical_max.shape[1]
     visible = torch.arange(width, device=num_slots.device) < num_blocks[:, None]
     slots = rows.slots[:num_rows]
-    active = ((slots >= 0) & (num_slots > top_k)).nonzero()[:, 0]
+    active = ((slots >= 0) & (num_slots > dense_slots)).nonzero()[:, 0]
     for index, layer in enumerate(layers.tolist()):
         mask = visible.clone()
         plan.step_numbers[index, :num_rows] = -1

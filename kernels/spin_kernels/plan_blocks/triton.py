@@ -69,6 +69,7 @@ def _plan_kernel(
     row_capacity,
     COMPRESS_RATIO: tl.constexpr,
     TOP_K: tl.constexpr,
+    DENSE_SLOTS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -84,7 +85,7 @@ def _plan_kernel(
     selected = visible
     step = tl.full((), -1, tl.int32)
 
-    if (slot >= 0) & (num_slots > TOP_K):
+    if (slot >= 0) & (num_slots > DENSE_SLOTS):
         state = index.to(tl.int64) * num_states + slot
         policy = tl.load(policies_ptr + row)
         step = tl.load(steps_ptr + state)
@@ -193,6 +194,7 @@ def plan_blocks(
     *,
     num_rows: int,
     top_k: int,
+    dense_slots: int,
     block_size: int,
     compress_ratio: int,
     seed: int,
@@ -231,6 +233,7 @@ def plan_blocks(
         plan.counts.shape[1],
         COMPRESS_RATIO=compress_ratio,
         TOP_K=top_k,
+        DENSE_SLOTS=dense_slots,
         BLOCK_SIZE=block_size,
         WIDTH=width,
         CHUNK=4,

@@ -10,6 +10,7 @@ def window_max(
     rows: Rows,
     *,
     num_rows: int,
+    dense_slots: int,
     block_size: int,
     compress_ratio: int,
 ) -> None:
@@ -19,6 +20,7 @@ def window_max(
         histories: `diagonal_max` is written; `diagonal_at` is written by the plan.
         rows: of the step.
         num_rows: rows of this step, the first of `rows`.
+        dense_slots: rows of no more slots are left alone.
         block_size: slots per block.
         compress_ratio: tokens per slot.
 
@@ -27,7 +29,8 @@ def window_max(
     width = histories.diagonal_max.shape[1]
     slots = torch.arange(width * block_size, device=histories.diagonal.device)
     num_states = histories.num_states
-    for row in (rows.slots[:num_rows] >= 0).nonzero()[:, 0].tolist():
+    steps = (rows.slots[:num_rows] >= 0) & (rows.num_slots[:num_rows] > dense_slots)
+    for row in steps.nonzero()[:, 0].tolist():
         q = int(rows.positions[row]) // compress_ratio
         offsets = q - slots
         stored = (offsets >= 0) & (offsets < histories.diagonal.shape[1])

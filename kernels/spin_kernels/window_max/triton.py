@@ -21,16 +21,17 @@ def _window_kernel(
     num_offsets,
     max_blocks,
     COMPRESS_RATIO: tl.constexpr,
+    DENSE_SLOTS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
     row = tl.program_id(0)
     slot = tl.load(slots_ptr + row)
-    if slot >= 0:
+    num_slots = tl.load(num_slots_ptr + row).to(tl.int64)
+    if (slot >= 0) & (num_slots > DENSE_SLOTS):
         state = tl.program_id(1).to(tl.int64) * num_states + slot
         query = tl.load(positions_ptr + row) // COMPRESS_RATIO
         if tl.load(diagonal_at_ptr + state) != query:
-            num_slots = tl.load(num_slots_ptr + row).to(tl.int64)
             num_blocks = ((num_slots + BLOCK_SIZE - 1) // BLOCK_SIZE).to(tl.int32)
             inner = tl.arange(0, BLOCK_SIZE)
             lowest = -float("inf")
@@ -52,6 +53,7 @@ def window_max(
     rows: Rows,
     *,
     num_rows: int,
+    dense_slots: int,
     block_size: int,
     compress_ratio: int,
 ) -> None:
@@ -70,6 +72,7 @@ def window_max(
         histories.diagonal.shape[1],
         max_blocks,
         COMPRESS_RATIO=compress_ratio,
+        DENSE_SLOTS=dense_slots,
         BLOCK_SIZE=block_size,
         BLOCKS=_BLOCKS,
         num_warps=4,

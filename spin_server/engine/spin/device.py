@@ -6,7 +6,7 @@ by the layers, and captured with them. Knows nothing of vLLM.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,6 +21,23 @@ from spin_server.algorithm.options import SpinOptions
 from spin_server.engine.spin.layers import FALLBACKS, count_fallbacks
 from spin_server.engine.spin.policy_table import PolicyTable
 from spin_server.engine.spin.requests import NO_SLOT, StepRows
+from spin_server.policy.policy import Policy
+
+
+def device_bytes(num_layers: int, *, num_states: int, num_rows: int, max_slots: int) -> int:
+    """Say what a GPU worker takes for SPIN, without making it; see `DeviceLayers`."""
+    layers = DeviceLayers(
+        range(num_layers),
+        SpinOptions(),
+        PolicyTable(1, Policy(), "meta"),
+        num_states=num_states,
+        num_rows=num_rows,
+        max_slots=max_slots,
+        compress_ratio=1,
+        dense_slots=0,
+        device=torch.device("meta"),
+    )
+    return layers.num_bytes
 
 
 class DeviceLayers:
@@ -34,6 +51,7 @@ class DeviceLayers:
         num_rows: rows of the largest decode batch.
         max_slots: slots of the longest context.
         compress_ratio: tokens per slot.
+        dense_slots: contexts of no more slots are scored densely; K or more.
         device: where.
     """
 
@@ -47,12 +65,13 @@ class DeviceLayers:
         num_rows: int,
         max_slots: int,
         compress_ratio: int,
+        dense_slots: int,
         device: torch.device,
     ) -> None:
         self.numbers, self.num_states = tuple(layers), num_states
         self.options = options
         self._device = device
-        self._compress_ratio = compress_ratio
+        self._compress_ratio, self._dense_slots = compress_ratio, dense_slots
         self._layers = torch.tensor(self.numbers, device=device)
         self.histories = Histories.zeros(
             len(layers),
@@ -65,8 +84,8 @@ class DeviceLayers:
         self._plan = StepPlan.empty(
             len(layers), num_rows=num_rows, num_blocks=num_blocks, device=device
         )
-        # Layers run one after another, so one table serves all.
-        self._table = torch.zeros(num_rows, num_blocks, dtype=torch.int32, device=device)
+        self._tables = torch.zeros_like(self._plan.blocks)
+        self._listed_from = 0  # address of the block table that the tables were made of
         self._staged = torch.zeros(4, num_rows, dtype=torch.int64, device=device)
         self._staged[0] = NO_SLOT
         self._rows = Rows(
@@ -87,9 +106,8 @@ class DeviceLayers:
     @property
     def num_bytes(self) -> int:
         """Bytes of the histories and of everything beside them."""
-        tensors = [getattr(self._plan, f.name) for f in fields(StepPlan)]
-        beside = sum(int(t.nbytes) for t in (*tensors, self._table, self._staged))
-        return self.histories.num_bytes + beside
+        beside = self._plan.num_bytes + self._tables.nbytes + self._staged.nbytes
+        return int(self.histories.num_bytes + beside)
 
     def begin(self, rows: StepRows | None) -> None:
         """Tell the device whose rows come next, before anything of the step is launched.
@@ -103,7 +121,7 @@ class DeviceLayers:
         if len(rows.resets):
             self.histories.reset(self._send(rows.resets))
         self.fallbacks += count_fallbacks(
-            rows, top_k=self.options.top_k, compress_ratio=self._compress_ratio
+            rows, dense_slots=self._dense_slots, compress_ratio=self._compress_ratio
         ) * len(self.numbers)
         staged = torch.stack([rows.slots, rows.policies, rows.keys, rows.positions])
         num_rows = staged.shape[1]
@@ -116,12 +134,13 @@ class DeviceLayers:
             tensor = tensor.pin_memory()
         return tensor.to(self._device, non_blocking=True)
 
-    def plan(self, num_slots: Tensor) -> Tensor:
-        """Choose the blocks that every layer scores in this step.
+    def plan(self, num_slots: Tensor, block_table: Tensor) -> Tensor:
+        """Choose the blocks that every layer scores in this step, and list their pages.
 
         Args:
             num_slots: (int32): [rows]; slots visible to each decode row; must stay where it is
                 until the step ends.
+            block_table: (int32): [rows, pages]; of the first layer.
 
         Returns:
             (int32): [rows, 1]; slots that each row scores, the same in every layer.
@@ -130,6 +149,7 @@ class DeviceLayers:
         self._rows = replace(self._rows, num_slots=num_slots)
         sizes = {
             "num_rows": num_rows,
+            "dense_slots": self._dense_slots,
             "block_size": self.options.block_size,
             "compress_ratio": self._compress_ratio,
         }
@@ -144,22 +164,25 @@ class DeviceLayers:
             seed=self.options.seed,
             **sizes,
         )
+        compact_table(block_table, self._plan, self._tables, first_layer=0, num_rows=num_rows)
+        self._listed_from = block_table.data_ptr()
         return self._plan.lengths[0, :num_rows, None]
 
     def table(self, layer: int, block_table: Tensor) -> Tensor:
-        """List the pages of the blocks that a layer scores.
+        """Get the pages of the blocks that a layer scores.
 
         Args:
             layer: its number in the model.
             block_table: (int32): [rows, pages].
 
         Returns:
-            (int32): [rows, pages]; valid until the next layer asks.
+            (int32): [rows, pages]; valid until the next step's plan.
         """
-        num_rows = len(block_table)
-        index = self.numbers.index(layer)
-        compact_table(block_table, self._plan, index, self._table, num_rows=num_rows)
-        return self._table[:num_rows]
+        index, num_rows = self.numbers.index(layer), len(block_table)
+        if block_table.data_ptr() != self._listed_from:  # another group of vLLM's KV caches
+            one = self._tables[index : index + 1]
+            compact_table(block_table, self._plan, one, first_layer=index, num_rows=num_rows)
+        return self._tables[index, :num_rows]
 
     def remap(self, layer: int, indices: Tensor) -> None:
         """Turn a layer's compact top-K indices into slots, in place.

@@ -39,6 +39,7 @@ class SpinIndexer(SparseAttnIndexer):  # type: ignore[misc]
                 SpinOptions(block_size=PAGE_SLOTS, top_k=self.topk_tokens, seed=settings.seed),
                 num_requests=vllm_config.scheduler_config.max_num_seqs,
                 max_slots=vllm_config.model_config.max_model_len // geometry.compress_ratio,
+                dense_slots=max(self.topk_tokens, settings.min_context // geometry.compress_ratio),
             )
         self.spin = worker.layers
         self.layer_number = extract_layer_index(self.k_cache.prefix)
@@ -51,6 +52,7 @@ class SpinIndexer(SparseAttnIndexer):  # type: ignore[misc]
         *,
         num_requests: int,
         max_slots: int,
+        dense_slots: int,
     ) -> AnyLayers:
         """Make the worker's histories; called for the first layer that is built.
 
@@ -58,6 +60,7 @@ class SpinIndexer(SparseAttnIndexer):  # type: ignore[misc]
             settings, geometry, options: SPIN's, the model's, and SPIN's for this model.
             num_requests: requests that may run at once.
             max_slots: slots of the longest context.
+            dense_slots: contexts of no more slots are scored densely.
         """
         raise NotImplementedError
 

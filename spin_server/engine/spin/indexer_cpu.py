@@ -90,6 +90,7 @@ class SpinSparseAttnIndexer(SpinIndexer):
         *,
         num_requests: int,
         max_slots: int,
+        dense_slots: int,
     ) -> SpinLayers:
         """See `SpinIndexer`; makes the recorder too."""
         worker = worker_spin()
@@ -103,6 +104,7 @@ class SpinSparseAttnIndexer(SpinIndexer):
             num_states=num_places(settings, num_requests),
             max_slots=max_slots,
             compress_ratio=geometry.compress_ratio,
+            dense_slots=dense_slots,
         )
 
     def forward_cpu(

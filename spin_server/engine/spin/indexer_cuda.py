@@ -20,9 +20,10 @@ from spin_server.engine.model_support import IndexerGeometry
 from spin_server.engine.spin.device import DeviceLayers
 from spin_server.engine.spin.indexer import PAGE_SLOTS, SpinIndexer
 from spin_server.engine.spin.settings import SpinSettings, num_places
+from spin_server.engine.spin.side_stream import SideStream, one_graph
 from spin_server.engine.spin.worker_state import worker_spin
 
-_SCHEDULE = "spin_schedule"
+_PLAN = "spin_plan"  # the step's, in vLLM's forward context
 
 
 class _ScoreTap:
@@ -59,19 +60,46 @@ class SpinSparseAttnIndexer(SpinIndexer):
         *,
         num_requests: int,
         max_slots: int,
+        dense_slots: int,
     ) -> DeviceLayers:
         """See `SpinIndexer`."""
         device = self.topk_indices_buffer.device
+        worker = worker_spin()
+        worker.side = SideStream(device)
         return DeviceLayers(
             geometry.layers,
             options,
-            worker_spin().policy_table(settings, device),
+            worker.policy_table(settings, device),
             num_states=num_places(settings, num_requests),
             num_rows=num_requests,
             max_slots=max_slots,
             compress_ratio=geometry.compress_ratio,
+            dense_slots=dense_slots,
             device=device,
         )
+
+    def plan(self, metadata: Any) -> tuple[Tensor, Tensor]:
+        """Plan the step for every layer: compact lengths, and the schedule made of them."""
+        assert isinstance(self.spin, DeviceLayers)
+        decode, num_rows = metadata.decode, metadata.num_decode_tokens
+        lengths = self.spin.plan(
+            decode.seq_lens[:num_rows].reshape(-1), decode.block_table[:num_rows]
+        )
+        # On Blackwell every row names its block table's row; ours has a row for each, too.
+        indices = None if decode.indices is None else decode.indices[:num_rows]
+        num_sms = num_compute_units(self.topk_indices_buffer.device.index)
+        schedule = get_paged_mqa_logits_metadata(lengths, PAGE_SLOTS, num_sms, indices=indices)
+        return lengths, schedule
+
+    def plan_ahead(self) -> None:
+        """Plan beside the layers before the first indexer, where the step is one graph.
+
+        Called for the first layer with an indexer, before the model's forward.
+        """
+        metadata = self.decode_metadata()
+        if metadata is not None and one_graph():
+            with worker_spin().beside.branch():
+                get_forward_context().additional_kwargs[_PLAN] = self.plan(metadata)
 
     def forward_cuda(
         self, hidden_states: Tensor, q_quant: Any, k: Tensor | None, weights: Tensor
@@ -85,15 +113,14 @@ class SpinSparseAttnIndexer(SpinIndexer):
         if metadata is None:
             chosen: Tensor = super().forward_cuda(hidden_states, q_quant, k, weights)
             return chosen
-        spin = self.spin
+        spin, beside = self.spin, worker_spin().beside
         assert isinstance(spin, DeviceLayers)
         step = get_forward_context().additional_kwargs
         decode, num_rows = metadata.decode, metadata.num_decode_tokens
-        if self.layer_number == spin.numbers[0]:
-            lengths = spin.plan(decode.seq_lens[:num_rows].reshape(-1))
-            num_sms = num_compute_units(self.topk_indices_buffer.device.index)
-            step[_SCHEDULE] = lengths, get_paged_mqa_logits_metadata(lengths, PAGE_SLOTS, num_sms)
-        lengths, schedule = step[_SCHEDULE]
+        beside.join()
+        if _PLAN not in step:
+            step[_PLAN] = self.plan(metadata)
+        lengths, schedule = step[_PLAN]
         narrowed = dataclasses.replace(
             decode,
             block_table=spin.table(self.layer_number, decode.block_table[:num_rows]),
@@ -103,5 +130,17 @@ class SpinSparseAttnIndexer(SpinIndexer):
         with self.seeing(dataclasses.replace(metadata, decode=narrowed)):
             chosen = super().forward_cuda(hidden_states, q_quant, k, weights)
         spin.remap(self.layer_number, self.topk_indices_buffer[:num_rows, : self.topk_tokens])
-        spin.learn(self.layer_number, _tap.take()[:num_rows])
+        scores = _tap.take()
+        with beside.branch(scores):
+            spin.learn(self.layer_number, scores[:num_rows])
         return chosen
+
+
+def install(model: Any) -> None:
+    """Plan ahead of a model's forward, and let nothing outlive it."""
+    indexers = [m for m in model.modules() if isinstance(m, SpinSparseAttnIndexer) and m.spin]
+    if not indexers:  # SPIN is off
+        return
+    first = min(indexers, key=lambda indexer: indexer.layer_number)
+    model.register_forward_pre_hook(lambda *_: first.plan_ahead())
+    model.register_forward_hook(lambda *_: worker_spin().beside.join())

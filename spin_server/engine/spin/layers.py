@@ -71,16 +71,16 @@ class StepState:
     scores: dict[int, Tensor] = field(default_factory=dict)
 
 
-def count_fallbacks(rows: StepRows, *, top_k: int, compress_ratio: int) -> Tensor:
+def count_fallbacks(rows: StepRows, *, dense_slots: int, compress_ratio: int) -> Tensor:
     """Count a step's single-token rows that are none of SPIN's: (int64), as FALLBACKS.
 
     Args:
         rows: of the step.
-        top_k: K of the indexer's own top-K.
+        dense_slots: contexts of no more slots are scored densely.
         compress_ratio: tokens per slot.
     """
     prompts = ~rows.decodes & (rows.num_tokens == 1)
-    short = rows.decodes & ((rows.positions + 1) // compress_ratio <= top_k)
+    short = rows.decodes & ((rows.positions + 1) // compress_ratio <= dense_slots)
     placeless = rows.decodes & ~short & (rows.slots == NO_SLOT)
     return torch.stack([prompts.sum(), short.sum(), placeless.sum()])
 
@@ -129,6 +129,7 @@ class SpinLayers:
         num_states: requests that may be live at once.
         max_slots: slots of the longest context.
         compress_ratio: tokens per slot.
+        dense_slots: contexts of no more slots are scored densely; K or more.
     """
 
     def __init__(
@@ -140,11 +141,12 @@ class SpinLayers:
         num_states: int,
         max_slots: int,
         compress_ratio: int,
+        dense_slots: int,
     ) -> None:
         self.numbers, self.num_states = tuple(layers), num_states
         self.options = options
         self.table = table
-        self.compress_ratio = compress_ratio
+        self.compress_ratio, self.dense_slots = compress_ratio, dense_slots
         self.state = make_histories(
             len(layers),
             num_states=num_states,
@@ -172,12 +174,8 @@ class SpinLayers:
         if len(rows.resets):
             self.state.reset(self._states(rows.resets))
         self.fallbacks += count_fallbacks(
-            rows, top_k=self.options.top_k, compress_ratio=self.compress_ratio
+            rows, dense_slots=self.dense_slots, compress_ratio=self.compress_ratio
         ) * len(self.numbers)
-
-    def _long_enough(self, num_slots: Tensor) -> Tensor:
-        """Tell rows that SPIN narrows: up to K slots the indexer keeps everything."""
-        return num_slots > self.options.top_k
 
     def plan(self, layer: int, rows: StepRows, num_slots: Tensor) -> LayerPlan:
         """Choose the blocks that a layer's decode rows score.
@@ -206,7 +204,7 @@ class SpinLayers:
         every = index.where(index < num_blocks[:, None], -1)
 
         decodes = rows.slots != NO_SLOT
-        active = (decodes & self._long_enough(num_slots)).nonzero()[:, 0]
+        active = (decodes & (num_slots > self.dense_slots)).nonzero()[:, 0]
         fresh = self.state.steps[rows.slots[active]] == 0
         if not len(active):
             lengths = num_slots.expand(num_layers, -1)

@@ -102,6 +102,9 @@ class SpinSettings(BaseModel):
         ge=1,
         description="histories held at once; none: one for each request that may run",
     )
+    min_context: int = Field(
+        default=0, ge=0, description="contexts of no more tokens are scored densely"
+    )
     seed: int = Field(default=0, description="of random exploration")
     record: RecordSettings | None = Field(default=None, description="traces to write")
     allow_request_policy: bool = Field(

@@ -10,6 +10,7 @@ from typing import Any
 from vllm.v1.worker.gpu import model_states
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
+from spin_server.engine.spin import indexer_cuda
 from spin_server.engine.spin.device import DeviceLayers
 from spin_server.engine.spin.settings import request_identity
 from spin_server.engine.spin.worker_state import worker_spin
@@ -20,6 +21,7 @@ class SpinModelState(DefaultModelState):  # type: ignore[misc]
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
+        indexer_cuda.install(self.model)
         worker_spin().follows = True
 
     def add_request(self, req_index: int, new_req_data: Any) -> None:

@@ -17,6 +17,7 @@ from spin_server.engine.spin.settings import SpinSettings
 
 if TYPE_CHECKING:  # needs Triton, which a CPU engine does without
     from spin_server.engine.spin.device import DeviceLayers
+    from spin_server.engine.spin.side_stream import SideStream
 
 AnyLayers: TypeAlias = "SpinLayers | DeviceLayers"
 
@@ -30,6 +31,7 @@ class WorkerSpin:
         tracker: the live requests, once the first step ran.
         recorder: what is being recorded, if anything.
         layers: the histories, once the first layer is built.
+        side: a GPU's second stream, beside the layers.
         follows: whether the model runner tells us of its requests and steps.
         overhead_seconds, overhead_calls: time of SPIN's own work in the layers, and their calls.
     """
@@ -38,6 +40,7 @@ class WorkerSpin:
     tracker: RequestTracker | None = None
     recorder: Recorder | None = None
     layers: "AnyLayers | None" = None
+    side: "SideStream | None" = None
     follows: bool = False
     overhead_seconds: float = 0.0
     overhead_calls: int = 0
@@ -49,6 +52,12 @@ class WorkerSpin:
         if self.table is None:
             self.table = PolicyTable.of(settings, device)
         return self.table
+
+    @property
+    def beside(self) -> "SideStream":
+        """Get a GPU's second stream."""
+        assert self.side is not None  # made with the layers
+        return self.side
 
     def requests(self) -> RequestTracker:
         """Get the tracker of the live requests; the layers say how many histories there are."""

@@ -5,7 +5,7 @@ import random
 import torch
 
 from spin_server.algorithm.options import SpinOptions
-from spin_server.engine.spin.device import DeviceLayers
+from spin_server.engine.spin.device import DeviceLayers, device_bytes
 from spin_server.engine.spin.layers import SpinLayers
 from spin_server.engine.spin.policy_table import PolicyTable
 from spin_server.engine.spin.requests import RequestTracker, StepRows
@@ -13,7 +13,7 @@ from spin_server.policy.policy import Policy
 from spin_server.policy.ratio import Ratio
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-LAYERS, BLOCK, TOP_K, SLOTS, STATES = (1, 4), 8, 24, 120, 5
+LAYERS, BLOCK, TOP_K, DENSE, SLOTS, STATES = (1, 4), 8, 24, 30, 120, 5
 POLICIES = [
     Policy(sparsity=Ratio.parse("s", "0.5"), exploration=Ratio.parse("e", "0.3")),
     Policy(sparsity=Ratio.parse("s", "0.65"), exploration_policy="block_age", probe_period=3),
@@ -32,12 +32,14 @@ def device_step(
 ) -> list[list[list[int]]]:
     """Run a step of [layers, rows, slots] dense scores; the blocks that each row scored."""
     layers.begin(rows)
-    lengths = layers.plan(num_slots.int().to(DEVICE))
+    # A row's pages are its blocks' numbers, so that the table shows what was chosen.
+    pages = torch.arange(SLOTS // BLOCK, dtype=torch.int32, device=DEVICE)
+    pages = pages.expand(len(num_slots), -1)
+    lengths = layers.plan(num_slots.int().to(DEVICE), pages)
     chosen = []
     for index, layer in enumerate(LAYERS):
-        # A row's pages are its blocks' numbers, so that the table shows what was chosen.
-        pages = torch.arange(SLOTS // BLOCK, dtype=torch.int32, device=DEVICE)
-        found = layers.table(layer, pages.expand(len(num_slots), -1))
+        # The second layer's pages lie elsewhere, as in another group of vLLM's KV caches.
+        found = layers.table(layer, pages if index == 0 else pages + 100) - 100 * index
         longest = max(1, int(lengths.max()))
         compact = torch.full((len(num_slots), longest), 7.0, device=DEVICE)
         blocks, best = [], torch.full((len(num_slots), TOP_K), -1, dtype=torch.int32, device=DEVICE)
@@ -59,7 +61,7 @@ def device_step(
 def test_device_layers_equal_the_cpus_through_joins_preemptions_and_leaves() -> None:
     rng, generator = random.Random(0), torch.Generator().manual_seed(0)
     options = SpinOptions(block_size=BLOCK, top_k=TOP_K, seed=9)
-    sizes = {"num_states": STATES, "max_slots": SLOTS, "compress_ratio": 4}
+    sizes = {"num_states": STATES, "max_slots": SLOTS, "compress_ratio": 4, "dense_slots": DENSE}
     host = SpinLayers(LAYERS, options, table("cpu"), **sizes)
     device = DeviceLayers(LAYERS, options, table(DEVICE), num_rows=STATES, device=DEVICE, **sizes)
     tracker, live = RequestTracker(STATES), {}
@@ -99,6 +101,28 @@ def test_device_layers_equal_the_cpus_through_joins_preemptions_and_leaves() -> 
     assert torch.equal(device.histories.diagonal.cpu(), host.state.diagonal)
 
 
+def test_size_is_known_before_anything_is_made_and_grows_with_the_places() -> None:
+    options = SpinOptions()
+    layers = DeviceLayers(
+        LAYERS,
+        options,
+        table(DEVICE),
+        num_states=3,
+        num_rows=5,
+        max_slots=1000,
+        compress_ratio=4,
+        dense_slots=options.top_k,
+        device=DEVICE,
+    )
+    sizes = {"num_rows": 5, "max_slots": 1000}
+    taken = [device_bytes(len(LAYERS), num_states=n, **sizes) for n in (3, 4, 5)]
+    assert layers.num_bytes == taken[0]
+    # V by 16 blocks of 64 slots, D by 1,001 offsets, 12 bytes a block, where D's maxima were
+    # taken, and the steps.
+    state = 4 * (1024 + 1001) + 12 * 16 + 8 + 4
+    assert taken[1] - taken[0] == taken[2] - taken[1] == len(LAYERS) * state
+
+
 def test_step_of_nobody_changes_no_history() -> None:
     device = DeviceLayers(
         LAYERS,
@@ -108,6 +132,7 @@ def test_step_of_nobody_changes_no_history() -> None:
         num_rows=STATES,
         max_slots=SLOTS,
         compress_ratio=4,
+        dense_slots=DENSE,
         device=DEVICE,
     )
     device.begin(None)  # a capture: slots of state that others use, lengths of nothing real

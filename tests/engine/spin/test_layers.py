@@ -25,6 +25,7 @@ def spin_layers(num_states: int = 4) -> SpinLayers:
         num_states=num_states,
         max_slots=80,
         compress_ratio=4,
+        dense_slots=TOP_K,
     )
 
 
@@ -98,7 +99,13 @@ def test_every_request_follows_its_own_signature_through_joins_and_leaves() -> N
 def test_histories_take_what_was_announced() -> None:
     options = SpinOptions()
     spin = SpinLayers(
-        LAYERS, options, PolicyTable(1, HALF), num_states=3, max_slots=1000, compress_ratio=4
+        LAYERS,
+        options,
+        PolicyTable(1, HALF),
+        num_states=3,
+        max_slots=1000,
+        compress_ratio=4,
+        dense_slots=options.top_k,
     )
     assert spin.num_bytes == history_bytes(len(LAYERS), num_states=3, max_slots=1000)
     # Each: 16 blocks of 64 slots for V, 1,001 offsets for D, 8 bytes a block and for the step.
