@@ -67,7 +67,9 @@ def config(num_layers: int) -> dict[str, Any]:
 
 def make_engine(args: argparse.Namespace, folder: Path, settings: Any, tokens: int) -> Any:
     (folder / "config.json").write_text(json.dumps(config(args.layers)))
-    sizes = list(GRID_BATCHES) if args.what == "grid" else [args.batch]
+    sizes = {"grid": list(GRID_BATCHES), "time": [args.batch]}.get(
+        args.what, [args.batch] if args.padded else list(range(1, args.batch + 1))
+    )
     graphs = (
         {"enforce_eager": True}
         if args.graphs == "none"
@@ -90,7 +92,7 @@ def make_engine(args: argparse.Namespace, folder: Path, settings: Any, tokens: i
         max_num_batched_tokens=max(2048, args.batch),
         enable_prefix_caching=False,
         gpu_memory_utilization=args.memory,
-        kv_cache_memory_bytes=2**32 if args.what == "check" else None,
+        kv_cache_memory_bytes=2**30 if args.what == "check" else None,
         async_scheduling=False,
         kernel_config={"enable_jit_warmup": False},
         kv_transfer_config={
@@ -226,13 +228,14 @@ def measure(args: argparse.Namespace) -> None:
             engine.step()
         print(f"requests in: {time.perf_counter() - started:.1f} s")
         engine.collective_rpc("bench_fill", args=(1,))
-        modes = ["off", "bound", "in-order"]
+        tried = [f"spin@{programs}" for programs in args.programs]
+        modes = ["off", "bound", "in-order", *tried]
         print("captured", engine.collective_rpc("bench_capture", args=(modes,)))
         runs: Runs = [("all-keep", ("off", "0", "0"))]
         for sparsity, exploration in SPARSITIES.items():
             runs.append((f"spin {sparsity}", ("spin", sparsity, exploration)))
             runs.append((f"bound {sparsity}", ("bound", sparsity, exploration)))
-        runs.append(("in-order 0.4", ("in-order", "0.4", SPARSITIES["0.4"])))
+        runs += [(f"{mode} 0.4", (mode, "0.4", SPARSITIES["0.4"])) for mode in modes[2:]]
         for name, setting in (runs[:1] + runs[3:5]) if args.profile else ():
             engine.collective_rpc("bench_switch", args=(*setting, args.tokens))
             engine.step()
@@ -337,7 +340,7 @@ def report(args: argparse.Namespace, timed: Timed, clock: str) -> None:
         saved = 1 - medians(name) / keep
         row["saved"] = [float(saved[0]), *map(float, np.percentile(saved, [2.5, 97.5]))]
         shown = ""
-        if kind in ("spin", "in-order") and f"bound {sparsity}" in times:
+        if kind not in ("all-keep", "bound") and f"bound {sparsity}" in times:
             shares = (keep - medians(name)) / (keep - medians(f"bound {sparsity}"))
             low, high = np.percentile(shares, [2.5, 97.5])
             row["share_captured"] = [float(shares[0]), float(low), float(high)]
@@ -371,6 +374,8 @@ def main() -> None:
     parser.add_argument("--off", action="store_true")
     parser.add_argument("--keep-all", action="store_true")
     parser.add_argument("--profile", action="store_true", help="print the kernels of some steps")
+    parser.add_argument("--programs", type=int, nargs="*", default=[], help="of update kernels")
+    parser.add_argument("--padded", action="store_true", help="capture the largest batch alone")
     parser.add_argument("--out")
     args = parser.parse_args()
     if args.what == "compare":

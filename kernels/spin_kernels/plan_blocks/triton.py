@@ -24,13 +24,19 @@ def _ordered(values):
 def _largest(keys, among, count):
     """Mark the `count` (1 or more) largest keys among the marked; ties go to the lower place.
 
-    The threshold is found bit by bit, without a sort.
+    The threshold is found two bits at a time, without a sort: one sum counts for three candidates.
     """
     threshold = tl.zeros((), tl.uint32)
-    for step in range(32):
-        candidate = threshold | (tl.full((), 1, tl.uint32) << (31 - step))
-        at_least = tl.sum((among & (keys >= candidate)).to(tl.int32))
-        threshold = tl.where(at_least >= count, candidate, threshold)
+    for step in range(16):
+        bit = tl.full((), 1, tl.uint32) << (30 - 2 * step)
+        one, two, three = threshold + bit, threshold + 2 * bit, threshold + 3 * bit
+        counts = (among & (keys >= one)).to(tl.int64)
+        counts += (among & (keys >= two)).to(tl.int64) << 21
+        counts += (among & (keys >= three)).to(tl.int64) << 42
+        found = tl.sum(counts)
+        threshold = tl.where((found & 0x1FFFFF) >= count, one, threshold)
+        threshold = tl.where(((found >> 21) & 0x1FFFFF) >= count, two, threshold)
+        threshold = tl.where((found >> 42) >= count, three, threshold)
     above = among & (keys > threshold)
     ties = among & (keys == threshold)
     missing = count - tl.sum(above.to(tl.int32))

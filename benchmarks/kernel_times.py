@@ -1,7 +1,7 @@
 """SPIN's kernels on a GPU: bytes counted, time, share of the copy bandwidth of the same run.
 
 Run on a machine with a GPU, in an environment with spin-server[cuda]:
-  python benchmarks/kernels.py [--batch 96] [--tokens 519168] [--layers 6] [--sparsity 0.4]
+  python benchmarks/kernel_times.py [--batch 96] [--tokens 519168] [--layers 6] [--sparsity 0.4]
 Every kernel is timed by events around CUDA graphs of 20 launches; launches of one layer go round
 the layers. The dense indexer call, vLLM's scoring and top-K on random keys, is timed beside.
 """
