@@ -23,6 +23,7 @@ from vllm.model_executor.layers import sparse_attn_indexer
 from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
 from vllm.utils.deep_gemm import get_paged_mqa_logits_metadata
 from vllm.utils.platform_utils import num_compute_units
+from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 
 from spin_kernels import history_update, window_max
 from spin_server.engine.spin import indexer_cuda, side_stream
@@ -36,14 +37,19 @@ from spin_server.engine.spin.worker_state import worker_spin
 from spin_server.engine.worker import SpinWorkerExtension
 
 _PAGE_KEYS, _PAGE_BYTES = 64 * 128, 64 * 132
+_PROGRAMS = history_update.triton._PROGRAMS
 _spin_forward = SpinSparseAttnIndexer.forward_cuda
 _plan_ahead, _one_graph = SpinSparseAttnIndexer.plan_ahead, side_stream.one_graph
+_learn, _capture_stream = DeviceLayers.learn, CudaGraphManager._capture_stream
 
 
 class _Bench:
     """What the replaced methods share."""
 
     mode = "spin"
+    words: ClassVar[list[str]] = []  # of the mode
+    pending: ClassVar[list[tuple[Any, Tensor]]] = []
+    tick: Tensor
     graphs: ClassVar[dict[str, Any]] = {}
     bound_blocks: Tensor | None = None
     bound_lengths: Tensor | None = None
@@ -67,7 +73,11 @@ def _forward(
         return _forward_bound(self, metadata, hidden, q, k, weights)
     if _Bench.mode == "check":
         return _forward_checked(self, metadata, hidden, q, k, weights)
-    return _spin_forward(self, hidden, q, k, weights)
+    chosen = _spin_forward(self, hidden, q, k, weights)
+    while _Bench.pending:
+        then, scores = _Bench.pending.pop()
+        then(scores)
+    return chosen
 
 
 def _one_graph_in_this_mode() -> bool:
@@ -78,6 +88,25 @@ def _one_graph_in_this_mode() -> bool:
 def _plan_ahead_in_this_mode(self: SpinSparseAttnIndexer) -> None:
     if _Bench.mode not in ("off", "bound"):
         _plan_ahead(self)
+
+
+class _LateTap(indexer_cuda._ScoreTap):
+    """Hands the scores on after vLLM's top-K only, in the modes that want it."""
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Tensor:
+        then = self._then
+        if "late" in _Bench.words and then is not None:
+            self._then = None
+            scores: Tensor = self._function(*arguments, **keywords)
+            _Bench.pending.append((then, scores))
+            return scores
+        return super().__call__(*arguments, **keywords)
+
+
+def _learn_in_this_mode(self: DeviceLayers, layer: int, scores: Tensor) -> None:
+    if "delay" in _Bench.words:
+        _Bench.tick.add_(1)  # lets vLLM's top-K be placed first
+    _learn(self, layer, scores)
 
 
 def _forward_bound(
@@ -162,6 +191,8 @@ class GpuBenchWorker(SpinWorkerExtension):
                 # vLLM looks the method up once, when the layer is built.
                 module._forward_method = functools.partial(_forward, module)
         SpinSparseAttnIndexer.plan_ahead = _plan_ahead_in_this_mode
+        indexer_cuda._tap.__class__ = _LateTap
+        DeviceLayers.learn = _learn_in_this_mode
         indexer_cuda.one_graph = side_stream.one_graph = _one_graph_in_this_mode
         layers = worker_spin().layers
         return {
@@ -203,7 +234,7 @@ class GpuBenchWorker(SpinWorkerExtension):
             compress_ratio=4,
             dense_slots=layers.options.top_k,
         )
-        begin, learn = DeviceLayers.begin, DeviceLayers.learn
+        begin = DeviceLayers.begin
 
         def noted_begin(self: DeviceLayers, rows: StepRows | None) -> None:
             _Bench.rows = rows
@@ -211,7 +242,7 @@ class GpuBenchWorker(SpinWorkerExtension):
 
         def noted_learn(self: DeviceLayers, layer: int, scores: Tensor) -> None:
             _Bench.scores = scores
-            learn(self, layer, scores)
+            _learn(self, layer, scores)
 
         DeviceLayers.begin, DeviceLayers.learn = noted_begin, noted_learn
         _Bench.mode = "check"
@@ -257,22 +288,32 @@ class GpuBenchWorker(SpinWorkerExtension):
         return float(_Bench.listed[name].sum(-1)[live].float().mean())
 
     def bench_capture(self, modes: list[str]) -> dict[str, float]:
-        """Capture one set of graphs per mode; seconds of each."""
+        """Capture one set of graphs per mode; seconds of each.
+
+        A mode is a word, and after plus signs: `high` for a main stream of high priority, `late`
+        for learning after the top-K, `delay` for learning a moment after it began, or a number of
+        programs for the kernels beside the layers.
+        """
         manager, took = self.model_runner.cudagraph_manager, {}
         _Bench.graphs["spin"] = manager.graphs
         rows = self.model_runner.max_num_reqs
         width = self.model_runner.max_model_len // 4 // PAGE_SLOTS + 1
         _Bench.bound_blocks = torch.zeros(rows, width, dtype=torch.int64, device="cuda")
+        _Bench.tick = torch.zeros(1, device="cuda")
         _Bench.bound_lengths = torch.ones(rows, 1, dtype=torch.int32, device="cuda")
         for mode in modes:
             started = time.perf_counter()
-            _Bench.mode, manager.graphs = mode, {}
-            if "@" in mode:  # as many programs of the kernels beside the layers
-                programs = int(mode.partition("@")[2])
-                history_update.triton._PROGRAMS = window_max.triton._PROGRAMS = programs
+            (_Bench.mode, *_Bench.words), manager.graphs = mode.split("+"), {}
+            programs = next((int(word) for word in _Bench.words if word.isdigit()), _PROGRAMS)
+            history_update.triton._PROGRAMS = window_max.triton._PROGRAMS = programs
+            high = torch.cuda.Stream(priority=-1)
+            CudaGraphManager._capture_stream = (
+                (lambda *_, high=high: high) if "high" in _Bench.words else _capture_stream
+            )
             self.model_runner.capture_model()
             _Bench.graphs[mode] = manager.graphs
             took[mode] = time.perf_counter() - started
+        _Bench.words = []
         return took
 
     def bench_events(self) -> list[float]:

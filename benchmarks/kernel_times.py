@@ -2,25 +2,21 @@
 
 Run on a machine with a GPU, in an environment with spin-server[cuda]:
   python benchmarks/kernel_times.py [--batch 96] [--tokens 519168] [--layers 6] [--sparsity 0.4]
-Every kernel is timed by events around CUDA graphs of 20 launches; launches of one layer go round
-the layers. The dense indexer call, vLLM's scoring and top-K on random keys, is timed beside.
+Every kernel is timed by events around CUDA graphs of 24 launches, one of each layer after the
+other. The dense indexer call, vLLM's scoring and top-K on random keys, is timed beside, unless
+--alone leaves vLLM out.
 """
 
 import argparse
-import functools
 import json
 from collections.abc import Callable
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
 import torch
 from machine import commit
 from torch import Tensor
-from vllm.model_executor.layers.indexer_topk import get_indexer_topk
-from vllm.utils.deep_gemm import fp8_fp4_paged_mqa_logits, get_paged_mqa_logits_metadata
-from vllm.utils.platform_utils import num_compute_units
-from vllm.v1.worker.workspace import init_workspace_manager
 
 from spin_kernels.compact_table.triton import compact_table
 from spin_kernels.plan_blocks.triton import plan_blocks
@@ -34,7 +30,7 @@ from spin_server.policy.ratio import Ratio
 
 HERE = Path(__file__).parent
 HEADS, DIM, PAGE, RATIO = 64, 128, 64, 4
-LAUNCHES, REPEATS = 20, 15
+LAUNCHES, REPEATS = 24, 15
 
 
 def timed(launch: Callable[[int], object]) -> list[float]:
@@ -68,9 +64,14 @@ class DenseIndexer:
     """vLLM's scoring and top-K of one layer over pages of random keys."""
 
     def __init__(self, batch: int, num_slots: int) -> None:
+        from vllm.model_executor.layers.indexer_topk import get_indexer_topk
+        from vllm.utils.deep_gemm import fp8_fp4_paged_mqa_logits, get_paged_mqa_logits_metadata
+        from vllm.utils.platform_utils import num_compute_units
+        from vllm.v1.worker.workspace import init_workspace_manager
+
+        self.function = fp8_fp4_paged_mqa_logits
         self.batch, self.num_slots = batch, num_slots
         pages = -(-num_slots // PAGE)
-        # Rows share a pool that is larger than the caches, not one page set each.
         pool = torch.empty(batch * pages, PAGE, 1, DIM + 4, dtype=torch.uint8, device="cuda")
         flat = pool.view(len(pool), -1)
         for start in range(0, len(flat), 8192):
@@ -93,7 +94,7 @@ class DenseIndexer:
 
     def score(self) -> Tensor:
         """Dense scores: (float32): [batch, slots or a few more]."""
-        scores: Tensor = fp8_fp4_paged_mqa_logits(
+        scores: Tensor = self.function(
             (self.q, None),
             self.pool,
             self.weights,
@@ -116,6 +117,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=519_168)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--sparsity", default="0.4")
+    parser.add_argument("--alone", action="store_true", help="SPIN's kernels only, without vLLM")
     parser.add_argument("--commit", default=commit(), help="what is measured")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "kernels.jsonl")
     args = parser.parse_args()
@@ -132,72 +134,75 @@ def main() -> None:
         dense_slots=512,
         device=torch.device("cuda"),
     )
-    dense = DenseIndexer(batch, num_slots)
-    scores = dense.score()
+    dense = None if args.alone else DenseIndexer(batch, num_slots)
+    scores = torch.randn(batch, num_slots, device="cuda") if dense is None else dense.score()
+    pages = torch.randperm(batch * (-(-num_slots // PAGE)), device="cuda").int().view(batch, -1)
+    lengths = torch.full((batch,), num_slots, dtype=torch.int32, device="cuda")
+    top = torch.empty(batch, 512, dtype=torch.int32, device="cuda").random_(0, num_slots // 2)
     tracker = RequestTracker(batch)
     for row in range(batch):
         tracker.admit(f"r{row}", policy=0, key=row, num_known_tokens=args.tokens - 8)
     for step in range(4):  # histories as a running batch has them
         spin.begin(tracker.step([(f"r{row}", args.tokens - 8 + step, 1) for row in range(batch)]))
-        spin.plan(dense.lengths.view(-1), dense.block_table)
+        spin.plan(lengths, pages)
         for layer in range(layers):
             spin.learn(layer, torch.randn_like(scores))
     kept = int(spin._plan.counts[0, 0])
     blocks = -(-num_slots // PAGE)
     scored = int(spin._plan.lengths[0, 0])
-    rows, every = batch, batch * layers
     sizes = {
+        "num_layers": 1,
         "num_rows": batch,
-        "dense_slots": spin._dense_slots,
+        "dense_slots": spin.dense_slots,
         "block_size": PAGE,
         "compress_ratio": RATIO,
     }
-    plan = functools.partial(
-        plan_blocks,
-        spin.histories,
-        spin._rows,
-        spin._columns,
-        spin._layers,
-        spin._plan,
-        top_k=512,
-        seed=0,
-        **sizes,
-    )
-    spin.histories.diagonal_at.fill_(-1)  # as when every query has moved to another slot
-    cases: list[tuple[str, str, int, Callable[[int], object]]] = [
-        (
-            "window_max",
-            "step",
-            every * (4 * num_slots + 4 * blocks),
-            lambda _: window_max(spin.histories, spin._rows, **sizes),
-        ),
-        (
-            "plan_blocks",
-            "step",
-            every * (12 * blocks + 4 * kept + 8 * PAGE),
-            lambda _: plan(),
-        ),
-        (
-            "compact_table",
-            "step",
-            every * 12 * kept,
-            lambda _: compact_table(
-                dense.block_table, spin._plan, spin._tables, first_layer=0, num_rows=batch
-            ),
-        ),
-        ("slot_remap", "layer", rows * 512 * 12, lambda i: spin.remap(i % layers, dense.top)),
+
+    def window(index: int) -> None:
+        window_max(spin.histories, spin._rows, first_layer=index % layers, **sizes)
+
+    def plan(index: int) -> None:
+        plan_blocks(
+            spin.histories,
+            spin._rows,
+            spin._columns,
+            spin._layers,
+            spin._plan,
+            first_layer=index % layers,
+            top_k=512,
+            seed=0,
+            **sizes,
+        )
+
+    def list_pages(index: int) -> None:
+        which = {"first_layer": index % layers, "num_layers": 1, "num_rows": batch}
+        compact_table(pages, spin._plan, spin._tables, **which)
+
+    # As when every query has moved to another slot: one step in four.
+    spin.histories.diagonal_at.fill_(-1)
+    cases: list[tuple[str, int, Callable[[int], object]]] = [
+        ("window_max", batch * (4 * num_slots + 4 * blocks), window),
+        ("plan_blocks", batch * (12 * blocks + 4 * kept + 8 * PAGE), plan),
+        ("compact_table", batch * 12 * kept, list_pages),
+        ("slot_remap", batch * 512 * 12, lambda index: spin.remap(index % layers, top)),
         (
             "history_update",
-            "layer",
-            rows * (20 * scored + 16 * kept),
-            lambda i: spin.learn(i % layers, scores),
+            batch * (20 * scored + 16 * kept),
+            lambda index: spin.learn(index % layers, scores),
         ),
-        ("dense scoring", "layer", rows * 136 * num_slots, lambda _: dense.score()),
-        ("dense top-K", "layer", rows * 4 * num_slots, lambda _: dense.select(scores)),
     ]
+    if dense is not None:
+        cases += [
+            ("dense scoring", batch * 136 * num_slots, lambda _: dense.score()),
+            ("dense top-K", batch * 4 * num_slots, lambda _: dense.select(scores)),
+        ]
+    try:
+        vllm = version("vllm")
+    except PackageNotFoundError:
+        vllm = None
     base = {
         "gpu": torch.cuda.get_device_name(),
-        "vllm": version("vllm"),
+        "vllm": vllm,
         "torch": torch.__version__,
         "commit": args.commit,
         "batch": batch,
@@ -207,17 +212,17 @@ def main() -> None:
         "copy_tb_per_s": bandwidth,
     }
     print(f"{batch} x {args.tokens:,} tokens, {layers} layers; a copy moves {bandwidth:.2f} TB/s")
-    print("| kernel | once a | MB | µs (p20, p80) | TB/s | share of the copy's |")
+    print("| kernel of one layer | MB | µs (p20, p80) | TB/s | share of the copy's |")
     with args.out.open("a") as file:
-        for name, per, num_bytes, launch in cases:
+        for name, num_bytes, launch in cases:
             p50, p20, p80 = timed(launch)
             speed = num_bytes / p50 / 1e6
             share = speed / bandwidth
             print(
-                f"| {name} | {per} | {num_bytes / 1e6:.1f} | {p50:.1f} ({p20:.1f}, {p80:.1f}) "
+                f"| {name} | {num_bytes / 1e6:.1f} | {p50:.1f} ({p20:.1f}, {p80:.1f}) "
                 f"| {speed:.2f} | {share:.0%} |"
             )
-            row = {**base, "kernel": name, "per": per, "bytes": num_bytes, "us": [p50, p20, p80]}
+            row = {**base, "kernel": name, "bytes": num_bytes, "us": [p50, p20, p80]}
             file.write(json.dumps({**row, "share_of_copy": share}) + "\n")
 
 

@@ -228,8 +228,7 @@ def measure(args: argparse.Namespace) -> None:
             engine.step()
         print(f"requests in: {time.perf_counter() - started:.1f} s")
         engine.collective_rpc("bench_fill", args=(1,))
-        tried = [f"spin@{programs}" for programs in args.programs]
-        modes = ["off", "bound", "in-order", *tried]
+        modes = ["off", "bound", "in-order", *args.variants]
         print("captured", engine.collective_rpc("bench_capture", args=(modes,)))
         runs: Runs = [("all-keep", ("off", "0", "0"))]
         for sparsity, exploration in SPARSITIES.items():
@@ -374,7 +373,9 @@ def main() -> None:
     parser.add_argument("--off", action="store_true")
     parser.add_argument("--keep-all", action="store_true")
     parser.add_argument("--profile", action="store_true", help="print the kernels of some steps")
-    parser.add_argument("--programs", type=int, nargs="*", default=[], help="of update kernels")
+    parser.add_argument(
+        "--variants", nargs="*", default=[], help="more modes to time, such as spin+high+late"
+    )
     parser.add_argument("--padded", action="store_true", help="capture the largest batch alone")
     parser.add_argument("--out")
     args = parser.parse_args()

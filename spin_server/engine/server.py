@@ -138,11 +138,13 @@ def _refuse_unsupported(args: argparse.Namespace) -> None:
 
 def _refuse_on_gpu(settings: SpinSettings) -> None:
     """Refuse what SPIN does on a CPU only."""
+    import vllm.envs
+
     if settings.record is not None:
         raise UnsupportedError(
             "--spin-record on a GPU is not supported: traces are recorded on a CPU engine"
         )
-    if os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "1") == "0":
+    if vllm.envs.VLLM_USE_V2_MODEL_RUNNER is False:
         raise UnsupportedError(
             "VLLM_USE_V2_MODEL_RUNNER=0 beside SPIN on a GPU is not supported: SPIN follows "
             "requests through the V2 runner; unset it, or serve with --spin-off"

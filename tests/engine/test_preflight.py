@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from spin_server.engine import preflight, versions
+from spin_server.engine import preflight, server, versions
+from spin_server.engine.spin.settings import RecordSettings, SpinSettings
 from spin_server.errors import InputError, StartupError, UnsupportedError
 
 
@@ -113,3 +114,61 @@ def test_local_build_of_the_right_vllm_is_accepted(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(versions, "version", version)
     assert versions.installed_vllm() == ("vllm", "0.32.0+cpu")
+
+
+def gpu(major: int, minor: int, *, memory: int = 2**37) -> SimpleNamespace:
+    """A platform of vLLM's with one GPU."""
+    return SimpleNamespace(
+        is_cuda=lambda: True,
+        is_cpu=lambda: False,
+        get_device_name=lambda: "NVIDIA Test",
+        get_device_capability=lambda: SimpleNamespace(major=major, minor=minor),
+        get_device_total_memory=lambda: memory,
+    )
+
+
+@pytest.mark.parametrize(
+    ("major", "minor", "text"), [(9, 0, "Hopper, on which"), (10, 3, "has not run yet")]
+)
+def test_gpu_says_what_has_run_on_its_kind(
+    monkeypatch: pytest.MonkeyPatch, major: int, minor: int, text: str
+) -> None:
+    monkeypatch.setattr("vllm.platforms.current_platform", gpu(major, minor))
+    assert text in preflight.check_gpu()
+
+
+def test_gpu_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm.platforms.current_platform", gpu(8, 9))
+    with pytest.raises(
+        UnsupportedError, match=r"expected .* 9.0 \(Hopper\) .* got 8.9; --spin-off"
+    ):
+        preflight.check_gpu()
+
+
+def test_histories_that_fill_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm.platforms.current_platform", gpu(9, 0, memory=100 * 2**30))
+    assert preflight.check_gpu_memory(2**30, 0.9) == (
+        "1.00 GiB of the 90.0 that vLLM may use of each GPU"
+    )
+    with pytest.raises(StartupError, match=r"less than the 90.0 GiB .* got 95.0 GiB; lower --spin"):
+        preflight.check_gpu_memory(95 * 2**30, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("settings", "v2", "message"),
+    [
+        (SpinSettings(record=RecordSettings(folder="x")), None, "--spin-record on a GPU"),
+        (SpinSettings(), "0", "VLLM_USE_V2_MODEL_RUNNER=0 beside SPIN"),
+    ],
+)
+def test_what_a_gpu_engine_cannot_do_is_refused(
+    monkeypatch: pytest.MonkeyPatch, settings: SpinSettings, v2: str | None, message: str
+) -> None:
+    if v2 is not None:
+        monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", v2)
+    with pytest.raises(UnsupportedError, match=message):
+        server._refuse_on_gpu(settings)
+
+
+def test_default_settings_are_served_on_a_gpu() -> None:
+    server._refuse_on_gpu(SpinSettings())

@@ -29,6 +29,7 @@ BLOCK, TOP_K, DENSE, RATIO, SEED = 16, 40, 70, 4, 3
 LAYERS = (2, 5, 11)
 STATES, MAX_SLOTS = 7, 400
 WIDTH = MAX_SLOTS // BLOCK
+ALL = {"first_layer": 0, "num_layers": len(LAYERS)}
 SIZES = {"block_size": BLOCK, "compress_ratio": RATIO}
 
 
@@ -102,7 +103,9 @@ def equal(one: object, other: object, *names: str) -> None:
         assert torch.equal(getattr(one, name), getattr(other, name)), name
 
 
-def plan_with(planner: Any, histories: Histories, rows: Rows, plan: StepPlan) -> None:
+def plan_with(
+    planner: Any, histories: Histories, rows: Rows, plan: StepPlan, layers: dict[str, int] = ALL
+) -> None:
     planner(
         histories,
         rows,
@@ -113,6 +116,7 @@ def plan_with(planner: Any, histories: Histories, rows: Rows, plan: StepPlan) ->
         top_k=TOP_K,
         dense_slots=DENSE,
         seed=SEED,
+        **layers,
         **SIZES,
     )
 
@@ -137,7 +141,7 @@ def test_kernels_equal_their_references_step_by_step(seed: int) -> None:
             (found, window_max_triton.window_max, plan_blocks_triton.plan_blocks),
         ):
             histories.reset(torch.tensor(resets, dtype=torch.int64, device=DEVICE))
-            window(histories, rows, num_rows=num_rows, dense_slots=DENSE, **SIZES)
+            window(histories, rows, num_rows=num_rows, dense_slots=DENSE, **ALL, **SIZES)
             plan_with(planner, histories, rows, plan)
         equal(expected[1], found[1], "counts", "lengths", "step_numbers", "outcomes")
         listed = torch.arange(WIDTH, device=DEVICE) < expected[1].counts[:, :, None]
@@ -171,7 +175,9 @@ def test_kernels_choose_what_the_definition_chooses(seed: int) -> None:
         rows, resets = requests.step()
         num_rows = len(rows.slots)
         histories.reset(torch.tensor(resets, dtype=torch.int64, device=DEVICE))
-        window_max_triton.window_max(histories, rows, num_rows=num_rows, dense_slots=DENSE, **SIZES)
+        window_max_triton.window_max(
+            histories, rows, num_rows=num_rows, dense_slots=DENSE, **ALL, **SIZES
+        )
         plan_with(plan_blocks_triton.plan_blocks, histories, rows, plan)
         active = (plan.step_numbers[0, :num_rows] >= 0).nonzero()[:, 0].cpu()
         num_slots, slots = rows.num_slots.cpu().long(), rows.slots.cpu()
@@ -225,6 +231,28 @@ def test_kernels_choose_what_the_definition_chooses(seed: int) -> None:
     assert compared > 60
 
 
+def test_layers_planned_one_by_one_are_planned_alike() -> None:
+    requests = Requests(7)
+    together, apart = empty(), empty()
+    for step in range(4):
+        rows, _ = requests.step()
+        num_rows = len(rows.slots)
+        each = [{"first_layer": index, "num_layers": 1} for index in range(len(LAYERS))]
+        for (histories, plan), parts in ((together, [ALL]), (apart, each)):
+            for part in parts:
+                window_max_triton.window_max(
+                    histories, rows, num_rows=num_rows, dense_slots=DENSE, **part, **SIZES
+                )
+                plan_with(plan_blocks_triton.plan_blocks, histories, rows, plan, part)
+            for index in range(len(LAYERS)):
+                scores = scores_of(100 * step + index, (num_rows, MAX_SLOTS)).to(DEVICE)
+                history_update_triton.history_update(
+                    histories, rows, COLUMNS, plan, index, scores, num_rows=num_rows, **SIZES
+                )
+        equal(together[1], apart[1], "blocks", "counts", "lengths", "step_numbers", "outcomes")
+        equal(together[0], apart[0], "vertical", "diagonal", "diagonal_max", "steps")
+
+
 def test_rows_without_a_history_touch_none() -> None:
     histories, plan = empty()
     for tensor in (histories.vertical, histories.diagonal, histories.vertical_max):
@@ -273,7 +301,7 @@ def test_compact_tables_list_the_pages_of_the_blocks() -> None:
     pages = torch.arange(20, dtype=torch.int32, device=DEVICE).view(2, 10) * 7 + 1
     for fill in (compact_table.compact_table, compact_table_triton.compact_table):
         tables = torch.full((3, STATES + 1, WIDTH), -5, dtype=torch.int32, device=DEVICE)
-        fill(pages[:, :5], plan, tables[1:], first_layer=1, num_rows=2)
+        fill(pages[:, :5], plan, tables, first_layer=1, num_layers=2, num_rows=2)
         assert tables[1, 0, :4].tolist() == [1, 15, 22, -5]
         assert tables[1, 1, :3].tolist() == [78, 99, -5]
         assert tables[2, 0, :2].tolist() == [29, -5]

@@ -22,22 +22,27 @@ def _table_kernel(
     WIDTH: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    out = tl.program_id(1).to(tl.int64) * row_capacity + row
-    planned = out + first_layer * row_capacity
+    planned = (first_layer + tl.program_id(1)).to(tl.int64) * row_capacity + row
     count = tl.load(counts_ptr + planned)
     for start in range(0, count, WIDTH):
         place = start + tl.arange(0, WIDTH)
         listed = place < count
         block = tl.load(blocks_ptr + planned * max_blocks + place, mask=listed, other=0)
         page = tl.load(pages_ptr + row * pages_stride + block, mask=listed, other=0)
-        tl.store(tables_ptr + out * max_blocks + place, page, mask=listed)
+        tl.store(tables_ptr + planned * max_blocks + place, page, mask=listed)
 
 
 def compact_table(
-    block_table: Tensor, plan: StepPlan, tables: Tensor, *, first_layer: int, num_rows: int
+    block_table: Tensor,
+    plan: StepPlan,
+    tables: Tensor,
+    *,
+    first_layer: int,
+    num_layers: int,
+    num_rows: int,
 ) -> None:
     """See `spin_kernels.compact_table.reference`."""
-    num_layers, row_capacity, max_blocks = tables.shape
+    _, row_capacity, max_blocks = tables.shape
     _table_kernel[(num_rows, num_layers)](
         block_table,
         block_table.stride(0),

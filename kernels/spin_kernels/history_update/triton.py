@@ -7,8 +7,8 @@ from torch import Tensor
 from spin_kernels.arguments import Histories, PolicyColumns, Rows, StepPlan
 
 _BLOCKS = 8
-# Few, for they run beside the model's own kernels and must leave these room (docs/gpu.md).
-_PROGRAMS = 264
+# Enough to fill a GPU. Fewer leave the model's kernels beside them no more room (docs/log.md).
+_PROGRAMS = 132 * 16
 
 
 @triton.jit

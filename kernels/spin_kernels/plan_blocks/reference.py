@@ -26,6 +26,8 @@ def plan_blocks(
     layers: Tensor,
     plan: StepPlan,
     *,
+    first_layer: int,
+    num_layers: int,
     num_rows: int,
     top_k: int,
     dense_slots: int,
@@ -33,7 +35,7 @@ def plan_blocks(
     compress_ratio: int,
     seed: int,
 ) -> None:
-    """Choose the blocks that every layer's rows score, from the maxima of their histories.
+    """Choose the blocks that the rows of some layers score, from the maxima of their histories.
 
     A row without a history, or with at most `dense_slots`, scores all its blocks and is no step.
 
@@ -42,6 +44,7 @@ def plan_blocks(
         rows, policies: of the step.
         layers: (int64): [L]; the layers' numbers in the model.
         plan: written.
+        first_layer, num_layers: which layers.
         num_rows: rows of this step, the first of `rows`.
         top_k, block_size, compress_ratio: K, b and the tokens of a slot.
         dense_slots: K or more.
@@ -55,7 +58,8 @@ def plan_blocks(
     visible = torch.arange(width, device=num_slots.device) < num_blocks[:, None]
     slots = rows.slots[:num_rows]
     active = ((slots >= 0) & (num_slots > dense_slots)).nonzero()[:, 0]
-    for index, layer in enumerate(layers.tolist()):
+    for index in range(first_layer, first_layer + num_layers):
+        layer = int(layers[index])
         mask = visible.clone()
         plan.step_numbers[index, :num_rows] = -1
         if len(active):

@@ -68,6 +68,7 @@ def _plan_kernel(
     outcomes_ptr,
     diagonal_at_ptr,
     seed_key,
+    first_layer,
     num_states,
     max_slots,
     num_offsets,
@@ -81,7 +82,7 @@ def _plan_kernel(
     CHUNK: tl.constexpr,
 ):
     row = tl.program_id(0)
-    index = tl.program_id(1)
+    index = first_layer + tl.program_id(1)
     slot = tl.load(slots_ptr + row)
     num_slots = tl.load(num_slots_ptr + row).to(tl.int64)
     num_blocks = ((num_slots + BLOCK_SIZE - 1) // BLOCK_SIZE).to(tl.int32)
@@ -198,6 +199,8 @@ def plan_blocks(
     layers: Tensor,
     plan: StepPlan,
     *,
+    first_layer: int,
+    num_layers: int,
     num_rows: int,
     top_k: int,
     dense_slots: int,
@@ -208,7 +211,7 @@ def plan_blocks(
     """See `spin_kernels.plan_blocks.reference`; bit for bit the same choice."""
     max_blocks = histories.vertical_max.shape[1]
     width = max(triton.next_power_of_2(max_blocks), 16)
-    _plan_kernel[(num_rows, len(layers))](
+    _plan_kernel[(num_rows, num_layers)](
         histories.vertical,
         histories.diagonal,
         histories.vertical_max,
@@ -232,6 +235,7 @@ def plan_blocks(
         plan.outcomes,
         histories.diagonal_at,
         seed_key(seed),
+        first_layer,
         histories.num_states,
         histories.vertical.shape[1],
         histories.diagonal.shape[1],

@@ -9,6 +9,8 @@ def window_max(
     histories: Histories,
     rows: Rows,
     *,
+    first_layer: int,
+    num_layers: int,
     num_rows: int,
     dense_slots: int,
     block_size: int,
@@ -19,6 +21,7 @@ def window_max(
     Args:
         histories: `diagonal_max` is written; `diagonal_at` is written by the plan.
         rows: of the step.
+        first_layer, num_layers: which layers.
         num_rows: rows of this step, the first of `rows`.
         dense_slots: rows of no more slots are left alone.
         block_size: slots per block.
@@ -35,7 +38,8 @@ def window_max(
         offsets = q - slots
         stored = (offsets >= 0) & (offsets < histories.diagonal.shape[1])
         visible = (slots < rows.num_slots[row]).view(width, block_size)
-        for state in range(int(rows.slots[row]), len(histories.steps), num_states):
+        for layer in range(first_layer, first_layer + num_layers):
+            state = layer * num_states + int(rows.slots[row])
             if int(histories.diagonal_at[state]) == q:
                 continue
             d = histories.diagonal[state, offsets.where(stored, 0)].where(stored, 0.0)

@@ -6,8 +6,8 @@ import triton.language as tl
 from spin_kernels.arguments import Histories, Rows
 
 _BLOCKS = 16
-# Few, for they run beside the model's own kernels and must leave these room (docs/gpu.md).
-_PROGRAMS = 264
+# Enough to fill a GPU. Fewer leave the model's kernels beside them no more room (docs/log.md).
+_PROGRAMS = 132 * 16
 
 
 @triton.jit
@@ -18,6 +18,7 @@ def _window_kernel(
     slots_ptr,
     positions_ptr,
     num_slots_ptr,
+    first_layer,
     num_states,
     num_offsets,
     max_blocks,
@@ -30,7 +31,7 @@ def _window_kernel(
     slot = tl.load(slots_ptr + row)
     num_slots = tl.load(num_slots_ptr + row).to(tl.int64)
     if (slot >= 0) & (num_slots > DENSE_SLOTS):
-        state = tl.program_id(1).to(tl.int64) * num_states + slot
+        state = (first_layer + tl.program_id(1)).to(tl.int64) * num_states + slot
         query = tl.load(positions_ptr + row) // COMPRESS_RATIO
         if tl.load(diagonal_at_ptr + state) != query:
             num_blocks = ((num_slots + BLOCK_SIZE - 1) // BLOCK_SIZE).to(tl.int32)
@@ -53,6 +54,8 @@ def window_max(
     histories: Histories,
     rows: Rows,
     *,
+    first_layer: int,
+    num_layers: int,
     num_rows: int,
     dense_slots: int,
     block_size: int,
@@ -60,7 +63,6 @@ def window_max(
 ) -> None:
     """See `spin_kernels.window_max.reference`."""
     max_blocks = histories.diagonal_max.shape[1]
-    num_layers = len(histories.steps) // histories.num_states
     programs = triton.cdiv(_PROGRAMS, num_rows * num_layers)
     _window_kernel[(num_rows, num_layers, max(1, min(triton.cdiv(max_blocks, _BLOCKS), programs)))](
         histories.diagonal,
@@ -69,6 +71,7 @@ def window_max(
         rows.slots,
         rows.positions,
         rows.num_slots,
+        first_layer,
         histories.num_states,
         histories.diagonal.shape[1],
         max_blocks,

@@ -71,7 +71,7 @@ class DeviceLayers:
         self.numbers, self.num_states = tuple(layers), num_states
         self.options = options
         self._device = device
-        self._compress_ratio, self._dense_slots = compress_ratio, dense_slots
+        self.compress_ratio, self.dense_slots = compress_ratio, dense_slots
         self._layers = torch.tensor(self.numbers, device=device)
         self.histories = Histories.zeros(
             len(layers),
@@ -121,7 +121,7 @@ class DeviceLayers:
         if len(rows.resets):
             self.histories.reset(self._send(rows.resets))
         self.fallbacks += count_fallbacks(
-            rows, dense_slots=self._dense_slots, compress_ratio=self._compress_ratio
+            rows, dense_slots=self.dense_slots, compress_ratio=self.compress_ratio
         ) * len(self.numbers)
         staged = torch.stack([rows.slots, rows.policies, rows.keys, rows.positions])
         num_rows = staged.shape[1]
@@ -134,26 +134,33 @@ class DeviceLayers:
             tensor = tensor.pin_memory()
         return tensor.to(self._device, non_blocking=True)
 
-    def plan(self, num_slots: Tensor, block_table: Tensor) -> Tensor:
-        """Choose the blocks that every layer scores in this step, and list their pages.
+    def plan(
+        self, num_slots: Tensor, block_table: Tensor, *, first: int = 0, count: int | None = None
+    ) -> Tensor:
+        """Choose the blocks that layers score in this step, and list their pages.
 
         Args:
             num_slots: (int32): [rows]; slots visible to each decode row; must stay where it is
                 until the step ends.
-            block_table: (int32): [rows, pages]; of the first layer.
+            block_table: (int32): [rows, pages].
+            first, count: which layers, in running order; all, unless they are given.
 
         Returns:
             (int32): [rows, 1]; slots that each row scores, the same in every layer.
         """
         num_rows = len(num_slots)
         self._rows = replace(self._rows, num_slots=num_slots)
-        sizes = {
+        layers = {
+            "first_layer": first,
+            "num_layers": len(self.numbers) if count is None else count,
             "num_rows": num_rows,
-            "dense_slots": self._dense_slots,
-            "block_size": self.options.block_size,
-            "compress_ratio": self._compress_ratio,
         }
-        window_max(self.histories, self._rows, **sizes)
+        sizes = {
+            "dense_slots": self.dense_slots,
+            "block_size": self.options.block_size,
+            "compress_ratio": self.compress_ratio,
+        }
+        window_max(self.histories, self._rows, **layers, **sizes)
         plan_blocks(
             self.histories,
             self._rows,
@@ -162,11 +169,12 @@ class DeviceLayers:
             self._plan,
             top_k=self.options.top_k,
             seed=self.options.seed,
+            **layers,
             **sizes,
         )
-        compact_table(block_table, self._plan, self._tables, first_layer=0, num_rows=num_rows)
+        compact_table(block_table, self._plan, self._tables, **layers)
         self._listed_from = block_table.data_ptr()
-        return self._plan.lengths[0, :num_rows, None]
+        return self._plan.lengths[first, :num_rows, None]
 
     def table(self, layer: int, block_table: Tensor) -> Tensor:
         """Get the pages of the blocks that a layer scores.
@@ -176,12 +184,18 @@ class DeviceLayers:
             block_table: (int32): [rows, pages].
 
         Returns:
-            (int32): [rows, pages]; valid until the next step's plan.
+            (int32): [rows, pages]; valid until the layer is planned again.
         """
         index, num_rows = self.numbers.index(layer), len(block_table)
         if block_table.data_ptr() != self._listed_from:  # another group of vLLM's KV caches
-            one = self._tables[index : index + 1]
-            compact_table(block_table, self._plan, one, first_layer=index, num_rows=num_rows)
+            compact_table(
+                block_table,
+                self._plan,
+                self._tables,
+                first_layer=index,
+                num_layers=1,
+                num_rows=num_rows,
+            )
         return self._tables[index, :num_rows]
 
     def remap(self, layer: int, indices: Tensor) -> None:
@@ -210,5 +224,5 @@ class DeviceLayers:
             scores,
             num_rows=len(scores),
             block_size=self.options.block_size,
-            compress_ratio=self._compress_ratio,
+            compress_ratio=self.compress_ratio,
         )

@@ -6,6 +6,8 @@ vllm/model_executor/layers/sparse_attn_indexer.py (sparse_attn_indexer, forward_
 """
 
 import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -23,29 +25,50 @@ from spin_server.engine.spin.settings import SpinSettings, num_places
 from spin_server.engine.spin.side_stream import SideStream, one_graph
 from spin_server.engine.spin.worker_state import worker_spin
 
-_PLAN = "spin_plan"  # the step's, in vLLM's forward context
+_STEP = "spin_step"  # what is planned, in vLLM's forward context
 
 
 class _ScoreTap:
-    """Stands in for vLLM's scoring function, and keeps what it returned last."""
+    """Stands in for vLLM's scoring function, and hands on what it returns, once."""
 
     def __init__(self) -> None:
         self._function = sparse_attn_indexer.fp8_fp4_paged_mqa_logits
-        self.scores: Tensor | None = None
+        self._then: Callable[[Tensor], None] | None = None
         sparse_attn_indexer.fp8_fp4_paged_mqa_logits = self
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Tensor:
-        self.scores = self._function(*arguments, **keywords)
-        return self.scores
-
-    def take(self) -> Tensor:
-        """Hand the scores over, and hold on to them no longer."""
-        assert self.scores is not None  # decode rows are always scored
-        scores, self.scores = self.scores, None
+        scores: Tensor = self._function(*arguments, **keywords)
+        then, self._then = self._then, None
+        if then is not None:
+            then(scores)
         return scores
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits for scores."""
+        return self._then is None
+
+    def then(self, use: Callable[[Tensor], None]) -> None:
+        """Use the next scores as soon as they are launched, before vLLM's top-K is."""
+        self._then = use
 
 
 _tap = _ScoreTap()
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step of the model that is planned.
+
+    Args:
+        lengths: (int32): [rows, 1]; slots that each row scores.
+        schedule: DeepGEMM's, made of the lengths.
+        ahead: whether each layer plans the next one's blocks; if not, all are planned.
+    """
+
+    lengths: Tensor
+    schedule: Tensor
+    ahead: bool
 
 
 @SparseAttnIndexer.register_oot
@@ -78,28 +101,30 @@ class SpinSparseAttnIndexer(SpinIndexer):
             device=device,
         )
 
-    def plan(self, metadata: Any) -> tuple[Tensor, Tensor]:
-        """Plan the step for every layer: compact lengths, and the schedule made of them."""
-        assert isinstance(self.spin, DeviceLayers)
+    def plan(self, metadata: Any, *, ahead: bool) -> _Step:
+        """Plan this layer, or all of them at once."""
+        spin = self._layers()
         decode, num_rows = metadata.decode, metadata.num_decode_tokens
-        lengths = self.spin.plan(
-            decode.seq_lens[:num_rows].reshape(-1), decode.block_table[:num_rows]
+        lengths = spin.plan(
+            decode.seq_lens[:num_rows].reshape(-1),
+            decode.block_table[:num_rows],
+            count=1 if ahead else None,
         )
         # On Blackwell every row names its block table's row; ours has a row for each, too.
         indices = None if decode.indices is None else decode.indices[:num_rows]
         num_sms = num_compute_units(self.topk_indices_buffer.device.index)
         schedule = get_paged_mqa_logits_metadata(lengths, PAGE_SLOTS, num_sms, indices=indices)
-        return lengths, schedule
+        return _Step(lengths, schedule, ahead)
 
     def plan_ahead(self) -> None:
-        """Plan beside the layers before the first indexer, where the step is one graph.
+        """Plan the first layer beside those before it, where the step is one graph.
 
         Called for the first layer with an indexer, before the model's forward.
         """
         metadata = self.decode_metadata()
         if metadata is not None and one_graph():
             with worker_spin().beside.branch():
-                get_forward_context().additional_kwargs[_PLAN] = self.plan(metadata)
+                get_forward_context().additional_kwargs[_STEP] = self.plan(metadata, ahead=True)
 
     def forward_cuda(
         self, hidden_states: Tensor, q_quant: Any, k: Tensor | None, weights: Tensor
@@ -113,27 +138,42 @@ class SpinSparseAttnIndexer(SpinIndexer):
         if metadata is None:
             chosen: Tensor = super().forward_cuda(hidden_states, q_quant, k, weights)
             return chosen
-        spin, beside = self.spin, worker_spin().beside
-        assert isinstance(spin, DeviceLayers)
-        step = get_forward_context().additional_kwargs
+        spin, beside, context = self._layers(), worker_spin().beside, get_forward_context()
         decode, num_rows = metadata.decode, metadata.num_decode_tokens
         beside.join()
-        if _PLAN not in step:
-            step[_PLAN] = self.plan(metadata)
-        lengths, schedule = step[_PLAN]
+        if _STEP not in context.additional_kwargs:
+            context.additional_kwargs[_STEP] = self.plan(metadata, ahead=False)
+        step: _Step = context.additional_kwargs[_STEP]
         narrowed = dataclasses.replace(
             decode,
             block_table=spin.table(self.layer_number, decode.block_table[:num_rows]),
-            seq_lens=lengths,
-            schedule_metadata=schedule,
+            seq_lens=step.lengths,
+            schedule_metadata=step.schedule,
         )
+
+        def go_on(scores: Tensor) -> None:
+            """Learn, and plan the next layer, while vLLM selects and the layers go on."""
+            with beside.branch(scores):
+                spin.learn(self.layer_number, scores[:num_rows])
+                following = spin.numbers.index(self.layer_number) + 1
+                if step.ahead and following < len(spin.numbers):
+                    spin.plan(
+                        decode.seq_lens[:num_rows].reshape(-1),
+                        decode.block_table[:num_rows],
+                        first=following,
+                        count=1,
+                    )
+
+        _tap.then(go_on)
         with self.seeing(dataclasses.replace(metadata, decode=narrowed)):
             chosen = super().forward_cuda(hidden_states, q_quant, k, weights)
+        assert _tap.idle  # decode rows are always scored
         spin.remap(self.layer_number, self.topk_indices_buffer[:num_rows, : self.topk_tokens])
-        scores = _tap.take()
-        with beside.branch(scores):
-            spin.learn(self.layer_number, scores[:num_rows])
         return chosen
+
+    def _layers(self) -> DeviceLayers:
+        assert isinstance(self.spin, DeviceLayers)
+        return self.spin
 
 
 def install(model: Any) -> None:

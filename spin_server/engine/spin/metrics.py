@@ -106,6 +106,11 @@ class SpinCollector(Collector):
         for name, text, key in (
             ("spin_state_slots_in_use", "requests that hold a history", "slots_in_use"),
             ("spin_state_slots", "histories that there is room for", "slots"),
+            (
+                "spin_min_context_tokens",
+                "contexts of no more tokens are scored densely",
+                "min_context",
+            ),
         ):
             gauge = GaugeMetricFamily(name, text, labels=_BASE)
             gauge.add_metric(self._base, snapshot[key])

@@ -71,8 +71,8 @@ class WorkerSpin:
 
         Returns:
             `layers` {number: {outcome: blocks}}, `fallbacks` {reason: rows}, `resets` {reason:
-            times}, `slots_in_use`, `slots`, `traces` {result: files}, `overhead` {seconds,
-            calls}, `revision`.
+            times}, `slots_in_use`, `slots`, `min_context` (tokens), `traces` {result: files},
+            `overhead` {seconds, calls}, `revision`.
         """
         layers = self.layers
         return {
@@ -91,6 +91,7 @@ class WorkerSpin:
             else dict.fromkeys(RESET_REASONS, 0),
             "slots_in_use": self.tracker.num_slots_in_use if self.tracker else 0,
             "slots": layers.num_states if layers else 0,
+            "min_context": layers.dense_slots * layers.compress_ratio if layers else 0,
             "traces": {
                 "written": self.recorder.num_written if self.recorder else 0,
                 "failed": self.recorder.num_failed if self.recorder else 0,

@@ -65,7 +65,7 @@ def test_device_layers_equal_the_cpus_through_joins_preemptions_and_leaves() -> 
     host = SpinLayers(LAYERS, options, table("cpu"), **sizes)
     device = DeviceLayers(LAYERS, options, table(DEVICE), num_rows=STATES, device=DEVICE, **sizes)
     tracker, live = RequestTracker(STATES), {}
-    for step in range(40):
+    for step in range(24):
         if len(live) < STATES and rng.random() < 0.4:
             live[f"r{step}"] = start = rng.randrange(60, 300)
             tracker.admit(
@@ -142,6 +142,32 @@ def test_step_of_nobody_changes_no_history() -> None:
     assert not device.histories.vertical.any()
     assert not device.histories.steps.any()
     assert not device.outcomes.any()
+
+
+def test_padding_after_a_larger_step_touches_no_history() -> None:
+    """A replayed graph has rows for the largest batch, and lengths that an earlier step left."""
+    device = DeviceLayers(
+        LAYERS,
+        SpinOptions(block_size=BLOCK, top_k=TOP_K),
+        table(DEVICE),
+        num_states=STATES,
+        num_rows=STATES,
+        max_slots=SLOTS,
+        compress_ratio=4,
+        dense_slots=DENSE,
+        device=DEVICE,
+    )
+    tracker, names = RequestTracker(STATES), [f"r{n}" for n in range(STATES)]
+    for number, name in enumerate(names):
+        tracker.admit(name, policy=0, key=number, num_known_tokens=400)
+    lengths, scores = torch.full((STATES,), 100), torch.ones(len(LAYERS), STATES, SLOTS)
+    device_step(device, tracker.step([(name, 400, 1) for name in names]), lengths, scores)
+    for name in names[1:]:
+        tracker.finish(name)
+    before = device.histories.vertical.clone()
+    device_step(device, tracker.step([("r0", 401, 1)]), lengths, scores)
+    changed = (device.histories.vertical != before).any(1).nonzero()[:, 0].tolist()
+    assert changed == [index * STATES for index in range(len(LAYERS))]
 
 
 def device_step_without_rows(

@@ -17,7 +17,7 @@ BLOCK, TOP_K, SLOTS = 4, 8, 40
 LAYERS = (1, 3)
 
 
-def spin_layers(num_states: int = 4) -> SpinLayers:
+def spin_layers(num_states: int = 4, dense_slots: int = TOP_K) -> SpinLayers:
     return SpinLayers(
         LAYERS,
         SpinOptions(block_size=BLOCK, top_k=TOP_K),
@@ -25,7 +25,7 @@ def spin_layers(num_states: int = 4) -> SpinLayers:
         num_states=num_states,
         max_slots=80,
         compress_ratio=4,
-        dense_slots=TOP_K,
+        dense_slots=dense_slots,
     )
 
 
@@ -63,6 +63,18 @@ def signature(block: int) -> torch.Tensor:
     scores = torch.zeros(SLOTS + 4)
     scores[block * BLOCK : (block + 1) * BLOCK] = 9.0
     return scores
+
+
+def test_context_up_to_the_threshold_is_dense_and_its_history_starts_past_it() -> None:
+    spin, tracker = spin_layers(dense_slots=30), RequestTracker(4)
+    tracker.admit("a", policy=0, key=0, num_known_tokens=118)
+    kept = []
+    for position in range(118, 130):  # 29 to 32 slots
+        (blocks,) = step(spin, tracker, {"a": (position, signature(2))})[0]
+        kept.append(len(blocks))
+    # Up to 30 slots, then the history's first step, and from then on half of 8 blocks.
+    assert kept == [8] * 6 + [4] * 6
+    assert spin.fallbacks.tolist() == [0, 5 * len(LAYERS), 0]
 
 
 def test_every_request_follows_its_own_signature_through_joins_and_leaves() -> None:

@@ -17,6 +17,7 @@ SNAPSHOT: dict[str, Any] = {
     "resets": {"prefill": 5, "preemption": 1, "discontinuity": 0},
     "slots_in_use": 2,
     "slots": 8,
+    "min_context": 2048,
     "traces": {"written": 6, "failed": 1},
     "revision": 9,
 }
@@ -59,6 +60,7 @@ def test_every_figure_of_a_snapshot_is_exported() -> None:
         "spin_fallback_steps_total prompt": 3,
         "spin_fallback_steps_total short_context": 4,
         "spin_state_slots_in_use": 2,
+        "spin_min_context_tokens": 2048,
         "spin_state_slots": 8,
         "spin_recorded_traces_total written": 6,
         "spin_recorded_traces_total failed": 1,

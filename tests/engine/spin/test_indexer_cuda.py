@@ -1,0 +1,380 @@
+"""The CUDA hook around vLLM's own indexer function, on a CPU.
+
+DeepGEMM's scoring is emulated in torch, over the pages of Hopper (FP8 keys, float32 scores) and of
+Blackwell (MXFP4 keys, rows that name their table's row, bfloat16 scores); vLLM's code around it and
+its reference top-K are the real ones, and SPIN's kernels run in Triton's interpreter. The emulation
+stands in for hardware: it shows what SPIN hands over and takes back, not how DeepGEMM computes.
+"""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from vllm.forward_context import ForwardContext, override_forward_context
+from vllm.model_executor.layers import sparse_attn_indexer
+from vllm.v1.attention.backends.mla.indexer import (
+    DeepSeekV32IndexerDecodeMetadata,
+    DeepseekV32IndexerMetadata,
+)
+
+from spin_server.algorithm.options import SpinOptions
+from spin_server.engine.spin import indexer_cuda
+from spin_server.engine.spin.device import DeviceLayers
+from spin_server.engine.spin.layers import SpinLayers
+from spin_server.engine.spin.policy_table import PolicyTable
+from spin_server.engine.spin.requests import RequestTracker, StepRows
+from spin_server.engine.spin.worker_state import worker_spin
+from spin_server.policy.policy import Policy
+from spin_server.policy.ratio import Ratio
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="benchmarks/serving_gpu.py checks this on a GPU"
+)
+
+LAYERS, BLOCK, TOP_K, HEADS, DIM = (2, 5), 64, 512, 4, 128
+SLOTS, ROWS, RATIO = 1280, 6, 4
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one generation of GPUs holds keys and scores.
+
+    Args:
+        fp4: MXFP4 keys: 64 bytes of two values each and 4 scales of 32 values, for each slot;
+            otherwise 128 FP8 values and a float32 scale. Planar within a page.
+        scores: dtype of the scores.
+        indices: whether rows name the row of their block table.
+    """
+
+    fp4: bool
+    scores: torch.dtype
+    indices: bool
+
+    @property
+    def slot_bytes(self) -> int:
+        return 68 if self.fp4 else 132
+
+    def random_pages(self, count: int, generator: torch.Generator) -> Tensor:
+        """Pages of random keys: (uint8): [count, 64, slot_bytes]."""
+        if self.fp4:
+            values = torch.randint(0, 256, (count, BLOCK * 64), generator=generator).to(torch.uint8)
+            scales = torch.randint(125, 130, (count, BLOCK * 4), generator=generator)
+            pages = torch.cat([values, scales.to(torch.uint8)], dim=1)
+        else:
+            values = torch.randn(count, BLOCK * DIM, generator=generator).to(torch.float8_e4m3fn)
+            scales = torch.rand(count, BLOCK, generator=generator) + 0.5
+            pages = torch.cat([values.view(torch.uint8), scales.view(torch.uint8)], dim=1)
+        return pages.view(count, BLOCK, self.slot_bytes)
+
+    def keys(self, pages: Tensor) -> Tensor:
+        """Decode pages: (float64): [pages * 64, DIM]."""
+        flat = pages.reshape(len(pages), -1)
+        if self.fp4:
+            return self.decode_fp4(flat[:, : BLOCK * 64], flat[:, BLOCK * 64 :])
+        values = flat[:, : BLOCK * DIM].contiguous().view(torch.float8_e4m3fn).double()
+        scales = flat[:, BLOCK * DIM :].contiguous().view(torch.float32).double()
+        return values.view(-1, DIM) * scales.view(-1, 1)
+
+    @staticmethod
+    def decode_fp4(values: Tensor, scales: Tensor) -> Tensor:
+        """Decode E2M1 pairs and UE8M0 scales: (float64): [slots, DIM]."""
+        packed = values.reshape(-1, DIM // 2).int() & 0xFF
+        pairs = torch.stack([E2M1[packed & 15], E2M1[packed >> 4]], dim=-1).double()
+        weights = torch.exp2(scales.reshape(-1, DIM // 32, 1).double() - 127)
+        return (pairs.reshape(-1, DIM // 32, 32) * weights).reshape(-1, DIM)
+
+    def queries(self, rows: int, generator: torch.Generator) -> Any:
+        """Random queries, as vLLM quantises them."""
+        if self.fp4:
+            shape = (rows, HEADS, DIM // 2)
+            values = torch.randint(0, 256, shape, generator=generator).to(torch.uint8)
+            scales = torch.randint(126, 129, (rows, HEADS, DIM // 32), generator=generator)
+            return values, scales.to(torch.uint8)
+        return torch.randn(rows, HEADS, DIM, generator=generator).to(torch.float8_e4m3fn)
+
+
+HOPPER = Layout(fp4=False, scores=torch.float32, indices=False)
+BLACKWELL = Layout(fp4=True, scores=torch.bfloat16, indices=True)
+
+
+class DeepGemm:
+    """Emulates the two functions of DeepGEMM that the decode path calls."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.spoiled: Tensor | None = None  # pages whose slots score NaN
+
+    def schedule(
+        self, lengths: Tensor, page_slots: int, num_sms: int, indices: Tensor | None = None
+    ) -> Tensor:
+        assert lengths.dtype == torch.int32
+        assert lengths.is_contiguous()
+        assert lengths.ndim == 2
+        assert int(lengths.min()) >= 0
+        assert (page_slots, num_sms) == (BLOCK, 132)
+        assert (indices is not None) == self.layout.indices
+        return lengths.clone()  # a schedule is good for these lengths only
+
+    def score(
+        self,
+        q: tuple[Tensor, Tensor | None],
+        pages: Tensor,
+        weights: Tensor,
+        lengths: Tensor,
+        block_table: Tensor,
+        schedule: Tensor,
+        *,
+        max_model_len: int,
+        clean_logits: bool,
+        indices: Tensor | None = None,
+    ) -> Tensor:
+        values, scales = q
+        num_rows = len(values)
+        assert not clean_logits
+        assert block_table.stride(-1) == 1
+        assert torch.equal(schedule, lengths)
+        if self.layout.indices:
+            assert indices is not None
+            assert indices.tolist() == list(range(num_rows))
+        # Past a row's length a score is anything at all.
+        scores = torch.full((num_rows, max_model_len), 9e9).to(self.layout.scores)
+        for row, length in enumerate(lengths[:, 0].tolist()):
+            if scales is None:
+                query = values[row, 0].double()
+            else:
+                query = self.layout.decode_fp4(values[row, 0], scales[row, 0])
+            if not length:
+                continue
+            listed = block_table[row, : -(-length // BLOCK)].long()
+            keys = self.layout.keys(pages[listed].reshape(len(listed), BLOCK, -1))
+            products = (keys[:, None] * query).sum(-1).relu() * weights[row].double()
+            found = products.sum(-1)[:length]
+            if self.spoiled is not None:
+                hit = torch.isin(listed, self.spoiled).repeat_interleave(BLOCK)[:length]
+                found[hit] = torch.nan
+            scores[row, :length] = found.to(self.layout.scores)
+        return scores
+
+
+class Engine:
+    """Two layers of the hook, and what vLLM would hand them."""
+
+    def __init__(self, layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.layout, self.gemm = layout, DeepGemm(layout)
+        self.random = torch.Generator().manual_seed(1)
+        monkeypatch.setattr(torch.cuda, "Stream", lambda *_, **__: None)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        monkeypatch.setattr(indexer_cuda, "num_compute_units", lambda _: 132)
+        monkeypatch.setattr(indexer_cuda, "get_paged_mqa_logits_metadata", self.gemm.schedule)
+        monkeypatch.setattr(indexer_cuda._tap, "_function", self.gemm.score)
+        monkeypatch.setattr(
+            sparse_attn_indexer,
+            "current_platform",
+            SimpleNamespace(is_xpu=lambda: False, fp8_dtype=lambda: torch.float8_e4m3fn),
+        )
+        options = SpinOptions(block_size=BLOCK, top_k=TOP_K, seed=4)
+        sizes = {
+            "num_states": ROWS,
+            "max_slots": SLOTS,
+            "compress_ratio": RATIO,
+            "dense_slots": TOP_K,
+        }
+        self.spin = DeviceLayers(
+            LAYERS, options, table(), num_rows=ROWS, device=torch.device("cpu"), **sizes
+        )
+        self.host = SpinLayers(LAYERS, options, table(), **sizes)
+        monkeypatch.setattr(worker_spin(), "layers", self.spin)
+        monkeypatch.setattr(worker_spin(), "side", indexer_cuda.SideStream(torch.device("cpu")))
+        width = SLOTS // BLOCK
+        self.pages = [layout.random_pages(ROWS * width, self.random) for _ in LAYERS]
+        self.block_table = torch.randperm(ROWS * width, generator=self.random).int()
+        self.block_table = self.block_table.view(ROWS, width)
+        self.buffer = torch.full((ROWS, TOP_K), -7, dtype=torch.int32)
+        self.layers = [self.make_layer(index) for index in range(len(LAYERS))]
+        self.weights = torch.rand(ROWS, HEADS, generator=self.random)
+
+    def make_layer(self, index: int) -> Any:
+        layer = object.__new__(indexer_cuda.SpinSparseAttnIndexer)
+        torch.nn.Module.__init__(layer)
+        for name, value in {
+            "spin": self.spin,
+            "layer_number": LAYERS[index],
+            "k_cache": SimpleNamespace(prefix=f"layers.{index}", kv_cache=self.pages[index]),
+            "quant_block_size": 128,
+            "scale_fmt": "ue8m0",
+            "topk_tokens": TOP_K,
+            "head_dim": DIM,
+            "max_model_len": SLOTS,
+            "max_total_seq_len": SLOTS,
+            "topk_indices_buffer": self.buffer,
+            "skip_k_cache_insert": True,
+            "use_pcp": False,
+            "pcp_shard_decode_requests": False,
+            "dense_mha_metadata_layer_name": "",
+            "use_fp4_cache": self.layout.fp4,
+            "dcp_rank": 0,
+            "dcp_world_size": 1,
+            "_cp_kv_cache_interleave_size": 1,
+            "candidate_blocks": None,
+            "candidate_block_size": 0,
+            "candidate_write": False,
+            "topk_backend": "torch",
+        }.items():
+            setattr(layer, name, value)
+        return layer
+
+    def metadata(self, num_slots: Tensor) -> Any:
+        lengths = num_slots.int()[:, None].contiguous()
+        rows = len(lengths)
+        indices = torch.arange(rows, dtype=torch.int32) if self.layout.indices else None
+        decode = DeepSeekV32IndexerDecodeMetadata(
+            block_table=self.block_table[:rows],
+            seq_lens=lengths,
+            decode_lens=torch.ones(rows, dtype=torch.int32),
+            requires_padding=False,
+            schedule_metadata=lengths.clone(),
+            indices=indices,
+        )
+        return DeepseekV32IndexerMetadata(
+            seq_lens=num_slots,
+            max_seq_len=SLOTS * RATIO,
+            slot_mapping=torch.zeros(rows, dtype=torch.int64),
+            num_decodes=rows,
+            num_decode_tokens=rows,
+            num_prefills=0,
+            num_prefill_tokens=0,
+            decode=decode,
+        )
+
+    def step(self, rows: StepRows, padding: int = 1) -> None:
+        """Run a step of all layers, and compare it with the CPU engine's and with dense scores."""
+        num_rows = len(rows.requests)
+        num_slots = torch.cat([(rows.positions + 1) // RATIO, torch.zeros(padding).long()])
+        metadata = self.metadata(num_slots)
+        attention = {layer.k_cache.prefix: metadata for layer in self.layers}
+        context = ForwardContext(no_compile_layers={}, attn_metadata=attention, slot_mapping={})
+        self.spin.begin(rows)
+        self.host.begin(rows)
+        hidden = torch.zeros(len(num_slots), 8)
+        for index, layer in enumerate(self.layers):
+            q = self.layout.queries(len(num_slots), self.random)
+            weights = self.weights[: len(num_slots)]
+            with override_forward_context(context):
+                chosen = layer.forward_cuda(hidden, q, None, weights)
+            assert context.attn_metadata is attention
+            dense = self.dense(index, metadata, q, weights)
+            plan = self.host.plan(LAYERS[index], rows, num_slots[:num_rows])
+            compact = torch.full((num_rows, plan.blocks.shape[1] * BLOCK), torch.nan)
+            for row in range(num_rows):
+                self.check_row(
+                    index, row, int(num_slots[row]), dense[row], chosen[row], plan, compact
+                )
+            assert (chosen[num_rows:] == -1).all()
+            self.host.learn(LAYERS[index], compact)
+
+    def dense(self, index: int, metadata: Any, q: Any, weights: Tensor) -> Tensor:
+        decode = metadata.decode
+        values, scales = q if isinstance(q, tuple) else (q, None)
+        return self.gemm.score(
+            (values[:, None], scales[:, None] if scales is not None else None),
+            self.pages[index],
+            weights,
+            decode.seq_lens,
+            decode.block_table,
+            decode.seq_lens,
+            max_model_len=SLOTS,
+            clean_logits=False,
+            indices=decode.indices,
+        )
+
+    def check_row(
+        self,
+        index: int,
+        row: int,
+        num_slots: int,
+        dense: Tensor,
+        chosen: Tensor,
+        plan: Any,
+        compact: Tensor,
+    ) -> None:
+        count = int(self.spin._plan.counts[index, row])
+        blocks = self.spin._plan.blocks[index, row, :count]
+        assert blocks.tolist() == plan.blocks[row][plan.blocks[row] >= 0].tolist()
+        slots = (blocks.long()[:, None] * BLOCK + torch.arange(BLOCK)).flatten()
+        slots = slots[slots < num_slots]
+        compact[row, : len(slots)] = dense[slots].float()
+        top = chosen[chosen >= 0].long()
+        assert len(top) == len(set(top.tolist())) == min(TOP_K, len(slots))
+        assert torch.isin(top, slots).all()
+        if not dense[slots].isnan().any():
+            best = dense[slots].float().topk(len(top)).values
+            assert torch.equal(dense[top].float().sort(descending=True).values, best)
+
+
+def table() -> PolicyTable:
+    policies = PolicyTable(4, Policy())
+    for index, policy in enumerate(
+        (
+            Policy(sparsity=Ratio.parse("s", "0.5"), exploration=Ratio.parse("e", "0.3")),
+            Policy(sparsity=Ratio.parse("s", "0.65"), exploration_policy="block_age"),
+            Policy(sparsity=Ratio.parse("s", "0")),
+        ),
+        start=1,
+    ):
+        policies.write(index, policy)
+    return policies
+
+
+STARTS = (4000, 2600, 3333, 4601, 2030)  # tokens; the last sees no more than K slots at first
+
+
+def decode(engine: Engine, steps: int) -> None:
+    tracker = RequestTracker(ROWS)
+    for number, start in enumerate(STARTS):
+        tracker.admit(f"r{number}", policy=number % 4, key=number * 977, num_known_tokens=start)
+    for step in range(steps):
+        order = [(number + step) % len(STARTS) for number in range(len(STARTS))]
+        engine.step(tracker.step([(f"r{n}", STARTS[n] + step, 1) for n in order]))
+
+
+@pytest.mark.parametrize("layout", [HOPPER, BLACKWELL], ids=["hopper", "blackwell"])
+def test_hook_chooses_scores_selects_and_learns_as_on_a_cpu(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(layout, monkeypatch)
+    decode(engine, 5)
+    assert engine.spin.outcomes.tolist() == engine.host.outcomes.tolist()
+    assert engine.host.outcomes[:, :4].min() > 0
+    assert torch.equal(engine.spin.histories.vertical, engine.host.state.vertical)
+    assert torch.equal(engine.spin.histories.diagonal, engine.host.state.diagonal)
+
+
+def test_capture_with_lengths_of_zero_asks_for_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(BLACKWELL, monkeypatch)
+    engine.spin.begin(None)
+    metadata = engine.metadata(torch.zeros(ROWS, dtype=torch.int64))
+    attention = {layer.k_cache.prefix: metadata for layer in engine.layers}
+    context = ForwardContext(no_compile_layers={}, attn_metadata=attention, slot_mapping={})
+    q = BLACKWELL.queries(ROWS, engine.random)
+    for layer in engine.layers:
+        with override_forward_context(context):
+            chosen = layer.forward_cuda(torch.zeros(ROWS, 8), q, None, engine.weights)
+        assert (chosen == -1).all()
+    assert not engine.spin.histories.vertical.any()
+    assert not engine.spin.outcomes.any()
+
+
+def test_score_that_is_no_number_leaves_history_and_indices_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Engine(HOPPER, monkeypatch)
+    engine.gemm.spoiled = torch.arange(0, ROWS * SLOTS // BLOCK, 7)
+    decode(engine, 4)
+    assert engine.spin.histories.vertical.isfinite().all()
+    assert engine.spin.histories.diagonal.isfinite().all()
+    assert torch.equal(engine.spin.histories.vertical, engine.host.state.vertical)
+    assert engine.spin.histories.vertical.any()
