@@ -166,9 +166,20 @@ def compare(one: Path, other: Path) -> int:
         for name in ("tokens", "top-K", "plans")
         if first[name] and second[name]
     }
-    found = ", ".join(f"{name} {'equal' if equal else 'differ'}" for name, equal in same.items())
+    found = ", ".join(
+        f"{name} equal" if equal else f"{name} differ{_where(first[name], second[name])}"
+        for name, equal in same.items()
+    )
     print(f"{one.stem} and {other.stem}, {len(first['top-K'])} steps: {found}")
     return 0 if all(same.values()) else 1
+
+
+def _where(one: Any, other: Any) -> str:
+    """Say at which steps two lists of digests differ."""
+    if isinstance(one, dict):
+        return f" ({', '.join(name for name in one if one[name] != other.get(name))})"
+    steps = [step for step, (a, b) in enumerate(zip(one, other, strict=False)) if a != b]
+    return f" ({len(steps)} of {len(one)} steps, from step {steps[0] if steps else 'the end'})"
 
 
 Runs = list[tuple[str, tuple[str, str, str]]]

@@ -67,6 +67,28 @@ def test_too_much_history_for_the_memory_is_a_problem(
     assert "2.03 SPIN's histories" in out
 
 
+def test_gpu_and_its_memory_are_examined(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"is_cpu": False, "max_num_seqs": 1024, "device": "gpu", "active": ["spin"]}
+    platform = SimpleNamespace(
+        is_cuda=lambda: True,
+        get_device_name=lambda: "NVIDIA Test",
+        get_device_capability=lambda: SimpleNamespace(major=9, minor=0),
+        get_device_total_memory=lambda: 4 * 2**30,
+    )
+    monkeypatch.setattr(doctor, "_load_plugins", lambda: found)
+    monkeypatch.setattr("vllm.platforms.current_platform", platform)
+    status, out = run(capsys, str(model), "--max-model-len", "65536", "--max-num-seqs", "64")
+    assert "ok      device: NVIDIA Test: Hopper, on which SPIN is measured" in out
+    # 64 requests x (16,384 slots x 8 bytes, 256 blocks x 12), and 8 bytes a block of the plans.
+    assert "SPIN takes 0.01 GiB for 64 requests of 65,536 tokens; 0.01 GiB of the 3.7" in out
+    assert status == 0, out
+    status, out = run(capsys, str(model), "--max-model-len", "1048576", "--max-num-seqs", "4096")
+    assert "PROBLEM memory: memory: expected SPIN's histories in less than the 3.7 GiB" in out
+    assert status == 3
+
+
 def test_plugin_that_does_not_load_is_a_problem(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

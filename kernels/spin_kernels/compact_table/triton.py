@@ -9,7 +9,8 @@ from spin_kernels.arguments import StepPlan
 _WIDTH = 1024
 
 
-@triton.jit
+# One binary for all layers: a graph is captured layer by layer, and must not compile.
+@triton.jit(do_not_specialize=["first_layer"])
 def _table_kernel(
     pages_ptr,
     pages_stride,

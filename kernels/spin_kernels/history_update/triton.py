@@ -11,7 +11,8 @@ _BLOCKS = 8
 _PROGRAMS = 132 * 16
 
 
-@triton.jit
+# One binary for all layers: a graph is captured layer by layer, and must not compile.
+@triton.jit(do_not_specialize=["first_state"])
 def _update_kernel(
     vertical_ptr,
     diagonal_ptr,

@@ -43,7 +43,8 @@ def _largest(keys, among, count):
     return above | (ties & (tl.cumsum(ties.to(tl.int32), 0) <= missing))
 
 
-@triton.jit
+# One binary for all layers: a graph is captured layer by layer, and must not compile.
+@triton.jit(do_not_specialize=["first_layer"])
 def _plan_kernel(
     vertical_ptr,
     diagonal_ptr,

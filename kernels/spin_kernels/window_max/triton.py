@@ -10,7 +10,8 @@ _BLOCKS = 16
 _PROGRAMS = 132 * 16
 
 
-@triton.jit
+# One binary for all layers: a graph is captured layer by layer, and must not compile.
+@triton.jit(do_not_specialize=["first_layer"])
 def _window_kernel(
     diagonal_ptr,
     diagonal_max_ptr,
