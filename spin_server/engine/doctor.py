@@ -122,7 +122,6 @@ def probe() -> None:
     found = {
         "is_cpu": is_cpu,
         "max_num_seqs": defaults[UsageContext.OPENAI_API_SERVER],
-        "device": current_platform.get_device_name(),
         "active": active_plugins(),
     }
     print("\n" + json.dumps(found))
@@ -223,7 +222,7 @@ def _memory(
         spin_bytes = device_bytes(num_layers, num_rows=requests, **sizes)
     taken = f"SPIN takes {spin_bytes / _GIB:.2f} GiB for {requests} requests of {tokens:,} tokens"
     if not on_cpu:
-        return f"{taken}; {preflight.check_gpu_memory(spin_bytes, _GPU_SHARE)}"
+        return f"{taken}; {preflight.check_gpu_memory(spin_bytes, 0, _GPU_SHARE)}"
     return f"{taken}; {preflight.check_memory(model, None, spin_bytes)}"
 
 

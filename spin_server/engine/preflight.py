@@ -58,7 +58,7 @@ def check_memory(model: str, kv_cache_bytes: int | None, spin_bytes: int) -> str
         StartupError: less memory is available than is needed.
     """
     parts = {
-        "weights": sum(file.stat().st_size for file in Path(model).glob("*.safetensors")),
+        "weights": weight_bytes(model),
         "KV cache": kv_cache_bytes or 0,
         "SPIN's histories": spin_bytes,
         "processes": _PROCESSES_BYTES,
@@ -101,8 +101,18 @@ def check_gpu() -> str:
     """
     from vllm.platforms import current_platform
 
-    name = current_platform.get_device_name()
-    capability = current_platform.get_device_capability() if current_platform.is_cuda() else None
+    if not current_platform.is_cuda():
+        raise UnsupportedError(
+            "expected an NVIDIA GPU, or vLLM's CPU build, for SPIN, got neither: vLLM finds no "
+            "device that it supports (does nvidia-smi list one?)"
+        )
+    try:
+        name = current_platform.get_device_name()
+        capability = current_platform.get_device_capability()
+    except Exception as error:  # NVML's errors share no base with Python's
+        raise UnsupportedError(
+            f"expected a GPU that NVML knows, got {error}; see CUDA_VISIBLE_DEVICES"
+        ) from None
     if capability is None or capability.major not in _RAN:
         got = "none" if capability is None else f"{capability.major}.{capability.minor}"
         raise UnsupportedError(
@@ -112,27 +122,33 @@ def check_gpu() -> str:
     return f"{name}: {_RAN[capability.major]}"
 
 
-def check_gpu_memory(spin_bytes: int, share: float) -> str:
+def weight_bytes(model: str) -> int:
+    """Count a model folder's weights; a name counts as nothing."""
+    return sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
+
+
+def check_gpu_memory(spin_bytes: int, weights: int, share: float) -> str:
     """Refuse histories that leave no room on the GPU.
 
     Args:
         spin_bytes: SPIN's histories, in each worker.
+        weights: bytes of the model's weights, in each worker.
         share: of the GPU's memory that vLLM may use.
 
     Returns:
         What the histories take of it, in words.
 
     Raises:
-        StartupError: they take all of it.
+        StartupError: they and the weights take all of it.
     """
     from vllm.platforms import current_platform
 
     usable = int(current_platform.get_device_total_memory() * share)
-    if spin_bytes >= usable:
+    if spin_bytes + weights >= usable:
         raise StartupError(
-            f"memory: expected SPIN's histories in less than the {usable / _GIB:.1f} GiB that "
-            f"vLLM may use of each GPU, got {spin_bytes / _GIB:.1f} GiB; lower --spin-places, "
-            "--max-num-seqs or --max-model-len"
+            f"memory: expected SPIN's histories and the weights in less than the "
+            f"{usable / _GIB:.1f} GiB that vLLM may use of each GPU, got {spin_bytes / _GIB:.1f} + "
+            f"{weights / _GIB:.1f} GiB; lower --spin-places, --max-num-seqs or --max-model-len"
         )
     return f"{spin_bytes / _GIB:.2f} GiB of the {usable / _GIB:.1f} that vLLM may use of each GPU"
 

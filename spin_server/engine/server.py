@@ -81,10 +81,10 @@ def serve(model: str, vllm_arguments: Sequence[str], settings: SpinSettings) -> 
     _require("the front end", required, presence.active_plugins())
 
     args = _parse(model, vllm_arguments, on_cpu=on_cpu)
-    if settings.enabled:
-        _refuse_beside_spin(args)
     if not args.uds:
         preflight.check_port(args.host or "", args.port)
+    if not isinstance(args.additional_config or {}, dict):
+        raise InputError("--additional-config", "a JSON object", repr(args.additional_config))
     args.additional_config = {
         **(args.additional_config or {}),
         CONFIG_KEY: settings.model_dump(mode="json"),
@@ -107,17 +107,26 @@ def _parse(model: str, vllm_arguments: Sequence[str], *, on_cpu: bool) -> argpar
     if on_cpu:
         # vLLM's CPU build compiles for minutes to gain nothing at this size.
         parser.set_defaults(enforce_eager=True, enable_prompt_tokens_details=True)
-    args: argparse.Namespace = parser.parse_args(["--model", model, *vllm_arguments])
+    try:
+        args: argparse.Namespace = parser.parse_args(["--model", model, *vllm_arguments])
+    except Exception as error:  # vLLM's parser reads files and raises what it meets
+        raise _bad_arguments(error) from error
     if args.model != model:
         raise InputError("--model", f"the model to be named once, as {model!r}", repr(args.model))
     _refuse_unsupported(args)
     args.worker_extension_cls = _WORKER_EXTENSION
-    configure_logging_from_args(args)
     try:
+        configure_logging_from_args(args)
         validate_parsed_serve_args(args)
-    except (TypeError, ValueError) as error:
-        raise InputError("vLLM's arguments", "a valid combination", _in_one_line(error)) from None
+    except Exception as error:  # it raises a class of its own for each kind
+        raise _bad_arguments(error) from error
     return args
+
+
+def _bad_arguments(error: Exception) -> InputError:
+    """Say in one line what vLLM thinks of its arguments."""
+    text = _in_one_line(error) or type(error).__name__
+    return InputError("vLLM's arguments", "a valid combination", text)
 
 
 def _refuse_unsupported(args: argparse.Namespace) -> None:
@@ -140,24 +149,30 @@ def _refuse_on_gpu(settings: SpinSettings) -> None:
     """Refuse what SPIN does on a CPU only."""
     import vllm.envs
 
+    try:
+        v2_is_off = vllm.envs.VLLM_USE_V2_MODEL_RUNNER is False
+    except ValueError as error:
+        raise InputError("VLLM_USE_V2_MODEL_RUNNER", "0 or 1", error) from None
     if settings.record is not None:
         raise UnsupportedError(
             "--spin-record on a GPU is not supported: traces are recorded on a CPU engine"
         )
-    if vllm.envs.VLLM_USE_V2_MODEL_RUNNER is False:
+    if v2_is_off:
         raise UnsupportedError(
             "VLLM_USE_V2_MODEL_RUNNER=0 beside SPIN on a GPU is not supported: SPIN follows "
             "requests through the V2 runner; unset it, or serve with --spin-off"
         )
 
 
-def _refuse_beside_spin(args: argparse.Namespace) -> None:
-    """Refuse what vLLM serves and SPIN does not handle yet."""
+def _refuse_beside_spin(config: Any) -> None:
+    """Refuse what vLLM serves and SPIN does not handle yet, however it was asked for."""
+    parallel = config.parallel_config
     reasons = {
-        "speculative decoding": bool(args.speculative_config),
-        "pipeline parallelism": args.pipeline_parallel_size > 1,
-        "KV transfer": bool(args.kv_transfer_config),
-        "microbatching (--enable-dbo)": args.enable_dbo,
+        "speculative decoding": config.speculative_config is not None,
+        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
+        "KV transfer or offloading": config.kv_transfer_config is not None,
+        "microbatching (--enable-dbo, --ubatch-size)": parallel.use_ubatching,
+        "sleep mode (--enable-sleep-mode)": config.model_config.enable_sleep_mode,
     }
     for what, asked in reasons.items():
         if asked:
@@ -167,10 +182,10 @@ def _refuse_beside_spin(args: argparse.Namespace) -> None:
 
 
 def check_model(args: argparse.Namespace, settings: SpinSettings) -> int:
-    """Refuse a model without an indexer that SPIN serves, whatever overrides were given.
+    """Refuse what SPIN cannot serve, in vLLM's final configuration, before weights load.
 
     Returns:
-        Bytes that SPIN's histories take in each worker, at most.
+        Bytes that SPIN takes in each worker.
 
     Raises:
         UnsupportedError: the reason.
@@ -181,22 +196,22 @@ def check_model(args: argparse.Namespace, settings: SpinSettings) -> int:
     from vllm.usage.usage_lib import UsageContext
 
     try:
-        model_config = AsyncEngineArgs.from_cli_args(args).create_model_config()
-    except (ValueError, OSError) as error:
-        raise InputError(
-            "vLLM's arguments", "a model that vLLM can serve", _in_one_line(error)
-        ) from None
-    geometry = indexer_geometry(model_config.hf_config.to_dict())
+        config = AsyncEngineArgs.from_cli_args(args).create_engine_config(
+            usage_context=UsageContext.OPENAI_API_SERVER
+        )
+    except Exception as error:  # it looks up plugins and files, and raises what it meets
+        raise _bad_arguments(error) from error
+    geometry = indexer_geometry(config.model_config.hf_config.to_dict())
+    if settings.enabled:
+        _refuse_beside_spin(config)
     if current_platform.is_cpu():
         require_cpu_kernels(geometry)
     if settings.record is not None:
         _check_record(settings.record, geometry)
-    # vLLM may lower its own default further, never raise it.
-    defaults = AsyncEngineArgs.get_batch_defaults(args.tensor_parallel_size)[1]
-    requests = args.max_num_seqs or defaults[UsageContext.OPENAI_API_SERVER]
+    requests = config.scheduler_config.max_num_seqs
     sizes = {
         "num_states": num_places(settings, requests),
-        "max_slots": model_config.max_model_len // geometry.compress_ratio,
+        "max_slots": config.model_config.max_model_len // geometry.compress_ratio,
     }
     if current_platform.is_cpu():
         return history_bytes(len(geometry.layers), **sizes)
@@ -204,7 +219,9 @@ def check_model(args: argparse.Namespace, settings: SpinSettings) -> int:
 
     spin_bytes = device_bytes(len(geometry.layers), num_rows=requests, **sizes)
     if settings.enabled:
-        preflight.check_gpu_memory(spin_bytes, args.gpu_memory_utilization)
+        ranks = config.parallel_config.tensor_parallel_size
+        weights = preflight.weight_bytes(args.model) // ranks
+        preflight.check_gpu_memory(spin_bytes, weights, args.gpu_memory_utilization)
     return spin_bytes
 
 
@@ -324,12 +341,15 @@ async def _serve(
         memory = preflight.check_memory(args.model, args.kv_cache_memory_bytes, spin_bytes)
         logger.info("memory: %s", memory)
     decorate_logs("APIServer", skip_if_decorated=True)
-    listen_address, sock = setup_server(args, reuse_port=False)
+    try:
+        listen_address, sock = setup_server(args, reuse_port=False)
+    except Exception as error:  # it imports parsers and binds sockets that were named
+        raise StartupError(f"the API server did not start: {_in_one_line(error)}") from error
     stopped = False
     async with AsyncExitStack() as stack:
         try:
             engine_client = await stack.enter_async_context(build_async_engine_client(args))
-        except (RuntimeError, ValueError, OSError) as error:
+        except Exception as error:  # also what a backend or a parser that was named raises
             raise StartupError(f"the engine did not start: {_in_one_line(error)}") from error
         verified = await _verify(engine_client, required, settings)
         PolicyGate(settings).guard(engine_client)
@@ -346,14 +366,17 @@ async def _serve(
         announcement = asyncio.create_task(
             _announce(args, listen_address, verified, settings, started)
         )
-        server_shutdown = await build_and_serve(
-            engine_client,
-            listen_address,
-            sock,
-            args,
-            # Streams of an engine that was stopped never end by themselves.
-            timeout_graceful_shutdown=_STREAM_SECONDS,
-        )
+        try:
+            server_shutdown = await build_and_serve(
+                engine_client,
+                listen_address,
+                sock,
+                args,
+                # Streams of an engine that was stopped never end by themselves.
+                timeout_graceful_shutdown=_STREAM_SECONDS,
+            )
+        except Exception as error:  # certificates, middleware and adapters that were named
+            raise StartupError(f"the API server did not start: {_in_one_line(error)}") from error
         announcement.cancel()
         polling.cancel()
         died = engine_client.errored and not stopped

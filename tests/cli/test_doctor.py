@@ -85,7 +85,10 @@ def test_gpu_and_its_memory_are_examined(
     assert "SPIN takes 0.01 GiB for 64 requests of 65,536 tokens; 0.01 GiB of the 3.7" in out
     assert status == 0, out
     status, out = run(capsys, str(model), "--max-model-len", "1048576", "--max-num-seqs", "4096")
-    assert "PROBLEM memory: memory: expected SPIN's histories in less than the 3.7 GiB" in out
+    assert (
+        "PROBLEM memory: memory: expected SPIN's histories and the weights in less than the 3.7 GiB"
+        in out
+    )
     assert status == 3
 
 

@@ -145,19 +145,32 @@ def test_gpu_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         preflight.check_gpu()
 
 
+def test_no_gpu_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = SimpleNamespace(is_cuda=lambda: False)
+    monkeypatch.setattr("vllm.platforms.current_platform", nothing)
+    with pytest.raises(UnsupportedError, match="expected an NVIDIA GPU, or vLLM's CPU build"):
+        preflight.check_gpu()
+    unknown = gpu(9, 0)
+    unknown.get_device_name = lambda: {}["NVML: no such device"]
+    monkeypatch.setattr("vllm.platforms.current_platform", unknown)
+    with pytest.raises(UnsupportedError, match=r"got .*no such device.*CUDA_VISIBLE_DEVICES"):
+        preflight.check_gpu()
+
+
 def test_histories_that_fill_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vllm.platforms.current_platform", gpu(9, 0, memory=100 * 2**30))
-    assert preflight.check_gpu_memory(2**30, 0.9) == (
+    assert preflight.check_gpu_memory(2**30, 80 * 2**30, 0.9) == (
         "1.00 GiB of the 90.0 that vLLM may use of each GPU"
     )
-    with pytest.raises(StartupError, match=r"less than the 90.0 GiB .* got 95.0 GiB; lower --spin"):
-        preflight.check_gpu_memory(95 * 2**30, 0.9)
+    with pytest.raises(StartupError, match=r"the 90.0 GiB .* got 11.0 \+ 80.0 GiB; lower --spin"):
+        preflight.check_gpu_memory(11 * 2**30, 80 * 2**30, 0.9)
 
 
 @pytest.mark.parametrize(
     ("settings", "v2", "message"),
     [
         (SpinSettings(record=RecordSettings(folder="x")), None, "--spin-record on a GPU"),
+        (SpinSettings(), "abc", "VLLM_USE_V2_MODEL_RUNNER: expected 0 or 1"),
         (SpinSettings(), "0", "VLLM_USE_V2_MODEL_RUNNER=0 beside SPIN"),
     ],
 )
@@ -166,7 +179,7 @@ def test_what_a_gpu_engine_cannot_do_is_refused(
 ) -> None:
     if v2 is not None:
         monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", v2)
-    with pytest.raises(UnsupportedError, match=message):
+    with pytest.raises((UnsupportedError, InputError), match=message):
         server._refuse_on_gpu(settings)
 
 

@@ -23,6 +23,8 @@ from spin_server.engine.spin.policy_table import PolicyTable
 from spin_server.engine.spin.requests import NO_SLOT, StepRows
 from spin_server.policy.policy import Policy
 
+_TABLE_ALIGNMENT = 4  # pages
+
 
 def device_bytes(num_layers: int, *, num_states: int, num_rows: int, max_slots: int) -> int:
     """Say what a GPU worker takes for SPIN, without making it; see `DeviceLayers`."""
@@ -69,6 +71,9 @@ class DeviceLayers:
         device: torch.device,
     ) -> None:
         self.numbers, self.num_states = tuple(layers), num_states
+        # DeepGEMM may read a block table by pairs of pages, so every layer's starts aligned.
+        run = _TABLE_ALIGNMENT * options.block_size
+        max_slots = -(-max_slots // run) * run
         self.options = options
         self._device = device
         self.compress_ratio, self.dense_slots = compress_ratio, dense_slots
@@ -108,6 +113,21 @@ class DeviceLayers:
         """Bytes of the histories and of everything beside them."""
         beside = self._plan.num_bytes + self._tables.nbytes + self._staged.nbytes
         return int(self.histories.num_bytes + beside)
+
+    def warm_up(self) -> None:
+        """Launch every kernel once, for rows of nobody's, so that none compiles while it serves."""
+        device = self._device
+        self.begin(None)
+        lengths = torch.zeros(len(self._rows.slots), dtype=torch.int32, device=device)
+        pages = torch.zeros(self._tables.shape[1:], dtype=torch.int32, device=device)
+        scores = torch.zeros(len(lengths), 64, device=device)
+        indices = torch.full(
+            (len(lengths), self.options.top_k), -1, dtype=torch.int32, device=device
+        )
+        self.plan(lengths, pages)
+        for layer in self.numbers:
+            self.remap(layer, indices)
+            self.learn(layer, scores)
 
     def begin(self, rows: StepRows | None) -> None:
         """Tell the device whose rows come next, before anything of the step is launched.

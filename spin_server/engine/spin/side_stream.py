@@ -43,10 +43,10 @@ class SideStream:
             yield
             return
         self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            yield
         self._held.extend(held)
         self._forked = True
+        with torch.cuda.stream(self._stream):
+            yield
 
     def join(self) -> None:
         """Let what follows wait, on the device, for all that was launched beside."""

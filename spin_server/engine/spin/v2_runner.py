@@ -15,6 +15,10 @@ from spin_server.engine.spin.device import DeviceLayers
 from spin_server.engine.spin.settings import request_identity
 from spin_server.engine.spin.worker_state import worker_spin
 
+# Requests that vLLM runs before it serves (vllm/v1/worker/gpu/warmup.py and
+# vllm/model_executor/warmup/flashinfer_sparse_mla_warmup.py).
+_WARM_UPS = ("_warmup_", "_v2_mixed_warmup_", "_sparse_mla_v2_warmup_")
+
 
 class SpinModelState(DefaultModelState):  # type: ignore[misc]
     """vLLM's own state, and SPIN's rows before every step."""
@@ -22,6 +26,9 @@ class SpinModelState(DefaultModelState):  # type: ignore[misc]
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         indexer_cuda.install(self.model)
+        layers = worker_spin().layers
+        if isinstance(layers, DeviceLayers):
+            layers.warm_up()
         worker_spin().follows = True
 
     def add_request(self, req_index: int, new_req_data: Any) -> None:
@@ -29,6 +36,8 @@ class SpinModelState(DefaultModelState):  # type: ignore[misc]
         super().add_request(req_index, new_req_data)
         if worker_spin().layers is None:  # SPIN is off
             return
+        if new_req_data.req_id.startswith(_WARM_UPS):
+            return  # unknown to the tracker, its steps are nobody's, and nothing counts them
         policy, key = request_identity(new_req_data.req_id, new_req_data.sampling_params)
         known = new_req_data.prefill_token_ids or new_req_data.prompt_token_ids or ()
         worker_spin().requests().admit(

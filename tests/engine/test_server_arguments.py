@@ -1,0 +1,64 @@
+"""What vLLM's arguments ask for, refused in one line before anything loads."""
+
+import pytest
+
+from spin_server.engine import server
+from spin_server.engine.spin.settings import SpinSettings
+from spin_server.errors import InputError, UnsupportedError
+from spin_server.tiny_model.checkpoint import write_checkpoint
+from spin_server.tiny_model.config import tiny_config
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    write_checkpoint(folder, tiny_config({}), seed=0)
+    return str(folder)
+
+
+def check(model: str, *arguments: str, enabled: bool = True) -> int:
+    args = server._parse(model, ["--max-model-len", "4096", *arguments], on_cpu=True)
+    return server.check_model(args, SpinSettings(enabled=enabled))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        # Each way of asking, for vLLM makes one configuration of several.
+        (["--spec-method", "mtp", "--spec-tokens", "1"], "speculative decoding beside SPIN"),
+        (
+            ["--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}'],
+            "speculative decoding beside SPIN",
+        ),
+        (["--kv-offloading-size", "4"], "KV transfer or offloading beside SPIN"),
+    ],
+)
+def test_what_spin_does_not_handle_is_refused_beside_it_only(
+    model: str, arguments: list[str], message: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        check(model, *arguments)
+    check(model, *arguments, enabled=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config", "/nope.yaml"], "No such file"),
+        (["--chat-template", "/nope.jinja"], "doesn't exist"),
+        (["--reasoning-parser", "nope"], "'nope' not found"),
+        (["--distributed-executor-backend", "foo.bar"], "No module named 'foo'"),
+        (["--max-num-seqs", "-5"], "greater than or equal to 1"),
+    ],
+)
+def test_argument_that_makes_no_sense_to_vllm_is_one_line(
+    model: str, arguments: list[str], message: str
+) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        check(model, *arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_more_requests_take_more_histories(model: str) -> None:
+    one, two = (check(model, "--max-num-seqs", str(n)) for n in (8, 16))
+    assert two == 2 * one
