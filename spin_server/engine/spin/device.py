@@ -120,7 +120,7 @@ class DeviceLayers:
         self.begin(None)
         lengths = torch.zeros(len(self._rows.slots), dtype=torch.int32, device=device)
         pages = torch.zeros(self._tables.shape[1:], dtype=torch.int32, device=device)
-        scores = torch.zeros(len(lengths), 64, device=device)
+        scores = torch.zeros(len(lengths), 64, dtype=torch.float32, device=device)
         indices = torch.full(
             (len(lengths), self.options.top_k), -1, dtype=torch.int32, device=device
         )
