@@ -65,7 +65,7 @@ def serve(model: str, vllm_arguments: Sequence[str], settings: SpinSettings) -> 
 
     on_cpu = current_platform.is_cpu()
     if settings.enabled and not on_cpu:
-        preflight.check_gpu()
+        logger.info("device: %s", preflight.check_gpu())
         _refuse_on_gpu(settings)
     if on_cpu:
         preflight.check_cpu()

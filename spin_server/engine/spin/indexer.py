@@ -13,8 +13,8 @@ from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
 from vllm.model_executor.models.utils import extract_layer_index
 
 from spin_server.algorithm.options import SpinOptions
-from spin_server.engine.model_support import IndexerGeometry, indexer_geometry
-from spin_server.engine.spin.settings import SpinSettings, read_settings
+from spin_server.engine.model_support import indexer_geometry
+from spin_server.engine.spin.settings import SpinSettings, num_places, read_settings
 from spin_server.engine.spin.worker_state import AnyLayers, worker_spin
 
 PAGE_SLOTS = 64
@@ -33,13 +33,18 @@ class SpinIndexer(SparseAttnIndexer):  # type: ignore[misc]
         worker = worker_spin()
         if worker.layers is None:
             geometry = indexer_geometry(vllm_config.model_config.hf_config.to_dict())
+            ratio, num_requests = geometry.compress_ratio, vllm_config.scheduler_config.max_num_seqs
             worker.layers = self.make_layers(
                 settings,
-                geometry,
+                geometry.layers,
                 SpinOptions(block_size=PAGE_SLOTS, top_k=self.topk_tokens, seed=settings.seed),
-                num_requests=vllm_config.scheduler_config.max_num_seqs,
-                max_slots=vllm_config.model_config.max_model_len // geometry.compress_ratio,
-                dense_slots=max(self.topk_tokens, settings.min_context // geometry.compress_ratio),
+                num_requests,
+                {
+                    "num_states": num_places(settings, num_requests),
+                    "max_slots": vllm_config.model_config.max_model_len // ratio,
+                    "compress_ratio": ratio,
+                    "dense_slots": max(self.topk_tokens, settings.min_context // ratio),
+                },
             )
         self.spin = worker.layers
         self.layer_number = extract_layer_index(self.k_cache.prefix)
@@ -47,20 +52,18 @@ class SpinIndexer(SparseAttnIndexer):  # type: ignore[misc]
     def make_layers(
         self,
         settings: SpinSettings,
-        geometry: IndexerGeometry,
+        numbers: tuple[int, ...],
         options: SpinOptions,
-        *,
         num_requests: int,
-        max_slots: int,
-        dense_slots: int,
+        sizes: dict[str, int],
     ) -> AnyLayers:
         """Make the worker's histories; called for the first layer that is built.
 
         Args:
-            settings, geometry, options: SPIN's, the model's, and SPIN's for this model.
+            settings, options: SPIN's, and SPIN's for this model.
+            numbers: of the layers with an indexer.
             num_requests: requests that may run at once.
-            max_slots: slots of the longest context.
-            dense_slots: contexts of no more slots are scored densely.
+            sizes: the keyword arguments of `SpinLayers`; the same on every device.
         """
         raise NotImplementedError
 

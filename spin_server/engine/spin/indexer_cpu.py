@@ -19,12 +19,11 @@ from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
 
 from spin_kernels.slot_remap import slot_remap
 from spin_server.algorithm.options import SpinOptions
-from spin_server.engine.model_support import IndexerGeometry
 from spin_server.engine.spin.indexer import PAGE_SLOTS, SpinIndexer
 from spin_server.engine.spin.layers import LayerPlan, SpinLayers
 from spin_server.engine.spin.recorder import Recorder
 from spin_server.engine.spin.requests import StepRows
-from spin_server.engine.spin.settings import SpinSettings, num_places
+from spin_server.engine.spin.settings import SpinSettings
 from spin_server.engine.spin.v1_runner import STEP_ROWS
 from spin_server.engine.spin.worker_state import worker_spin
 
@@ -85,26 +84,21 @@ class SpinSparseAttnIndexer(SpinIndexer):
     def make_layers(
         self,
         settings: SpinSettings,
-        geometry: IndexerGeometry,
+        numbers: tuple[int, ...],
         options: SpinOptions,
-        *,
         num_requests: int,
-        max_slots: int,
-        dense_slots: int,
+        sizes: dict[str, int],
     ) -> SpinLayers:
         """See `SpinIndexer`; makes the recorder too."""
         worker = worker_spin()
         # Every rank chooses alike, so one of them records.
         if settings.record is not None and get_tensor_model_parallel_rank() == 0:
-            worker.recorder = Recorder(settings.record, geometry.layers)
+            worker.recorder = Recorder(settings.record, numbers)
         return SpinLayers(
-            geometry.layers,
+            numbers,
             options,
             worker.policy_table(settings),
-            num_states=num_places(settings, num_requests),
-            max_slots=max_slots,
-            compress_ratio=geometry.compress_ratio,
-            dense_slots=dense_slots,
+            **sizes,
         )
 
     def forward_cpu(

@@ -18,10 +18,9 @@ from vllm.utils.deep_gemm import get_paged_mqa_logits_metadata
 from vllm.utils.platform_utils import num_compute_units
 
 from spin_server.algorithm.options import SpinOptions
-from spin_server.engine.model_support import IndexerGeometry
 from spin_server.engine.spin.device import DeviceLayers
 from spin_server.engine.spin.indexer import PAGE_SLOTS, SpinIndexer
-from spin_server.engine.spin.settings import SpinSettings, num_places
+from spin_server.engine.spin.settings import SpinSettings
 from spin_server.engine.spin.side_stream import SideStream, one_graph
 from spin_server.engine.spin.worker_state import worker_spin
 
@@ -78,27 +77,22 @@ class SpinSparseAttnIndexer(SpinIndexer):
     def make_layers(
         self,
         settings: SpinSettings,
-        geometry: IndexerGeometry,
+        numbers: tuple[int, ...],
         options: SpinOptions,
-        *,
         num_requests: int,
-        max_slots: int,
-        dense_slots: int,
+        sizes: dict[str, int],
     ) -> DeviceLayers:
         """See `SpinIndexer`."""
         device = self.topk_indices_buffer.device
         worker = worker_spin()
         worker.side = SideStream(device)
         return DeviceLayers(
-            geometry.layers,
+            numbers,
             options,
             worker.policy_table(settings, device),
-            num_states=num_places(settings, num_requests),
             num_rows=num_requests,
-            max_slots=max_slots,
-            compress_ratio=geometry.compress_ratio,
-            dense_slots=dense_slots,
             device=device,
+            **sizes,
         )
 
     def plan(self, metadata: Any, *, ahead: bool) -> _Step:

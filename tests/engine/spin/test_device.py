@@ -27,6 +27,20 @@ def table(device: torch.device | str) -> PolicyTable:
     return policies
 
 
+def device_layers() -> DeviceLayers:
+    return DeviceLayers(
+        LAYERS,
+        SpinOptions(block_size=BLOCK, top_k=TOP_K),
+        table(DEVICE),
+        num_states=STATES,
+        num_rows=STATES,
+        max_slots=SLOTS,
+        compress_ratio=4,
+        dense_slots=DENSE,
+        device=DEVICE,
+    )
+
+
 def device_step(
     layers: DeviceLayers, rows: StepRows, num_slots: torch.Tensor, scores: torch.Tensor
 ) -> list[list[list[int]]]:
@@ -134,17 +148,7 @@ def test_every_layers_block_table_is_aligned_for_reads_of_several_pages() -> Non
 
 
 def test_step_of_nobody_changes_no_history() -> None:
-    device = DeviceLayers(
-        LAYERS,
-        SpinOptions(block_size=BLOCK, top_k=TOP_K),
-        table(DEVICE),
-        num_states=STATES,
-        num_rows=STATES,
-        max_slots=SLOTS,
-        compress_ratio=4,
-        dense_slots=DENSE,
-        device=DEVICE,
-    )
+    device = device_layers()
     device.warm_up()
     device.begin(None)  # a capture: slots of state that others use, lengths of nothing real
     scores = torch.randn(len(LAYERS), STATES, SLOTS)
@@ -157,17 +161,7 @@ def test_step_of_nobody_changes_no_history() -> None:
 
 def test_padding_after_a_larger_step_touches_no_history() -> None:
     """A replayed graph has rows for the largest batch, and lengths that an earlier step left."""
-    device = DeviceLayers(
-        LAYERS,
-        SpinOptions(block_size=BLOCK, top_k=TOP_K),
-        table(DEVICE),
-        num_states=STATES,
-        num_rows=STATES,
-        max_slots=SLOTS,
-        compress_ratio=4,
-        dense_slots=DENSE,
-        device=DEVICE,
-    )
+    device = device_layers()
     tracker, names = RequestTracker(STATES), [f"r{n}" for n in range(STATES)]
     for number, name in enumerate(names):
         tracker.admit(name, policy=0, key=number, num_known_tokens=400)

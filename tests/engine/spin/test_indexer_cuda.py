@@ -31,7 +31,7 @@ from spin_server.policy.policy import Policy
 from spin_server.policy.ratio import Ratio
 
 pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="benchmarks/serving_gpu.py checks this on a GPU"
+    torch.cuda.is_available(), reason="emulates DeepGEMM on a CPU; on a GPU serving_gpu.py runs it"
 )
 
 LAYERS, BLOCK, TOP_K, HEADS, DIM = (2, 5), 64, 512, 4, 128

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-side_stream = pytest.importorskip("spin_server.engine.spin.side_stream")
+from spin_server.engine.spin import side_stream
 
 
 class NoStream:
