@@ -25,7 +25,7 @@ from vllm.utils.deep_gemm import get_paged_mqa_logits_metadata
 from vllm.utils.platform_utils import num_compute_units
 from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 
-from spin_kernels import history_update, window_max
+from spin_kernels import history_update
 from spin_server.engine.spin import indexer_cuda, side_stream
 from spin_server.engine.spin.device import DeviceLayers
 from spin_server.engine.spin.indexer_cuda import PAGE_SLOTS, SpinSparseAttnIndexer
@@ -41,15 +41,16 @@ _PROGRAMS = history_update.triton._PROGRAMS
 _spin_forward = SpinSparseAttnIndexer.forward_cuda
 _plan_ahead, _one_graph = SpinSparseAttnIndexer.plan_ahead, side_stream.one_graph
 _learn, _capture_stream = DeviceLayers.learn, CudaGraphManager._capture_stream
+_branch = side_stream.SideStream.branch
 
 
 class _Bench:
     """What the replaced methods share."""
 
     mode = "spin"
+    in_order = False  # whether every row's top-K is sorted, so that two runs can be compared
     words: ClassVar[list[str]] = []  # of the mode
     pending: ClassVar[list[tuple[Any, Tensor]]] = []
-    tick: Tensor
     graphs: ClassVar[dict[str, Any]] = {}
     bound_blocks: Tensor | None = None
     bound_lengths: Tensor | None = None
@@ -66,6 +67,17 @@ def _forward(
     self: SpinSparseAttnIndexer, hidden: Tensor, q: Any, k: Tensor | None, weights: Tensor
 ) -> Tensor:
     """Run the indexer in the mode that is being captured or checked."""
+    chosen = _forward_in_this_mode(self, hidden, q, k, weights)
+    if _Bench.in_order:
+        # vLLM's top-K leaves its order to chance, and the attention adds up in that order.
+        rows = self.topk_indices_buffer[: len(hidden), : self.topk_tokens]
+        rows.copy_(rows.sort(descending=True).values)
+    return chosen
+
+
+def _forward_in_this_mode(
+    self: SpinSparseAttnIndexer, hidden: Tensor, q: Any, k: Tensor | None, weights: Tensor
+) -> Tensor:
     metadata = self.decode_metadata()
     if _Bench.mode == "off" or metadata is None:
         return SparseAttnIndexer.forward_cuda(self, hidden, q, k, weights)
@@ -103,10 +115,8 @@ class _LateTap(indexer_cuda._ScoreTap):
         return super().__call__(*arguments, **keywords)
 
 
-def _learn_in_this_mode(self: DeviceLayers, layer: int, scores: Tensor) -> None:
-    if "delay" in _Bench.words:
-        _Bench.tick.add_(1)  # lets vLLM's top-K be placed first
-    _learn(self, layer, scores)
+def _branch_in_this_mode(self: side_stream.SideStream, *held: Tensor, behind: bool = False) -> Any:
+    return _branch(self, *held, behind=behind and "at-once" not in _Bench.words)
 
 
 def _forward_bound(
@@ -184,15 +194,16 @@ def _forward_checked(
 class GpuBenchWorker(SpinWorkerExtension):
     """`spin_server`'s worker methods, and the benchmark's."""
 
-    def bench_install(self) -> dict[str, Any]:
+    def bench_install(self, in_order: bool = False) -> dict[str, Any]:
         """Route every indexer through the benchmark."""
+        _Bench.in_order = in_order
         for module in self.model_runner.model.modules():
             if isinstance(module, SpinSparseAttnIndexer):
                 # vLLM looks the method up once, when the layer is built.
                 module._forward_method = functools.partial(_forward, module)
         SpinSparseAttnIndexer.plan_ahead = _plan_ahead_in_this_mode
         indexer_cuda._tap.__class__ = _LateTap
-        DeviceLayers.learn = _learn_in_this_mode
+        side_stream.SideStream.branch = _branch_in_this_mode
         indexer_cuda.one_graph = side_stream.one_graph = _one_graph_in_this_mode
         layers = worker_spin().layers
         return {
@@ -291,21 +302,21 @@ class GpuBenchWorker(SpinWorkerExtension):
         """Capture one set of graphs per mode; seconds of each.
 
         A mode is a word, and after plus signs: `high` for a main stream of high priority, `late`
-        for learning after the top-K, `delay` for learning a moment after it began, or a number of
-        programs for the kernels beside the layers.
+        for learning after the top-K, `at-once` for learning that need not start behind it, `evict`
+        for histories that leave the cache first, or a number of programs for the update.
         """
         manager, took = self.model_runner.cudagraph_manager, {}
         _Bench.graphs["spin"] = manager.graphs
         rows = self.model_runner.max_num_reqs
         width = self.model_runner.max_model_len // 4 // PAGE_SLOTS + 1
         _Bench.bound_blocks = torch.zeros(rows, width, dtype=torch.int64, device="cuda")
-        _Bench.tick = torch.zeros(1, device="cuda")
         _Bench.bound_lengths = torch.ones(rows, 1, dtype=torch.int32, device="cuda")
         for mode in modes:
             started = time.perf_counter()
             (_Bench.mode, *_Bench.words), manager.graphs = mode.split("+"), {}
             programs = next((int(word) for word in _Bench.words if word.isdigit()), _PROGRAMS)
-            history_update.triton._PROGRAMS = window_max.triton._PROGRAMS = programs
+            history_update.triton._PROGRAMS = programs
+            history_update.triton._EVICTION = "evict_first" if "evict" in _Bench.words else ""
             high = torch.cuda.Stream(priority=-1)
             CudaGraphManager._capture_stream = (
                 (lambda *_, high=high: high) if "high" in _Bench.words else _capture_stream
@@ -336,18 +347,21 @@ class GpuBenchWorker(SpinWorkerExtension):
         _Bench.events.clear()
         return times
 
-    def bench_profile(self, on: bool) -> str:
-        """Start the profiler, or stop it and give the kernels' table."""
+    def bench_profile(self, on: bool) -> list[tuple[str, int, int, int]]:
+        """Start the profiler, or stop it; each kernel's name, stream, start and nanoseconds."""
         if on:
             _Bench.profiler = torch.profiler.profile(
                 activities=[torch.profiler.ProfilerActivity.CUDA]
             )
             _Bench.profiler.start()
-            return ""
+            return []
         torch.cuda.synchronize()
         _Bench.profiler.stop()
-        averages = _Bench.profiler.key_averages()
-        return averages.table(sort_by="cuda_time_total", row_limit=40, max_name_column_width=70)
+        return [
+            (event.name(), event.device_resource_id(), event.start_ns(), event.duration_ns())
+            for event in _Bench.profiler.profiler.kineto_results.events()
+            if event.device_type() == torch.autograd.DeviceType.CUDA
+        ]
 
     def bench_switch(self, mode: str, sparsity: str, exploration: str, tokens: int) -> dict:
         """Replay another mode's graphs; `tokens` is the context that the bound is made for."""

@@ -13,6 +13,7 @@ minutes first; the figures were taken with both.
 
 import argparse
 import datetime
+import gzip
 import json
 import sys
 import tempfile
@@ -129,9 +130,11 @@ def check(args: argparse.Namespace) -> None:
         settings = SpinSettings.model_validate({"default": {"sparsity": 0}})
     with tempfile.TemporaryDirectory() as folder:
         engine = make_engine(args, Path(folder), settings, 32768)
-        if not args.off:
-            print("install", engine.collective_rpc("bench_install"))
+        print("install", engine.collective_rpc("bench_install", args=(True,)))
         print("pages", engine.collective_rpc("bench_fill", args=(1,)))
+        engine.collective_rpc("bench_keep_pages")
+        if args.graphs == "full":  # in pieces, the indexer is in none of the graphs
+            engine.collective_rpc("bench_capture", args=(["off" if args.off else "spin"],))
         if args.beside:
             engine.collective_rpc("bench_check")
         lengths = [2040, 3000, 9001, 16002, 30003]
@@ -143,8 +146,6 @@ def check(args: argparse.Namespace) -> None:
         while running := engine.get_num_unfinished_requests():
             for output in engine.step():
                 tokens[output.request_id] = list(output.outputs[0].token_ids)
-            if step == 0:
-                engine.collective_rpc("bench_fill", args=(1,))  # the connector filled pages
             if not args.off:
                 hashes.append(engine.collective_rpc("bench_hash")[0])
             top.append(engine.collective_rpc("bench_topk", args=(running,))[0])
@@ -246,14 +247,15 @@ def measure(args: argparse.Namespace) -> None:
             runs.append((f"spin {sparsity}", ("spin", sparsity, exploration)))
             runs.append((f"bound {sparsity}", ("bound", sparsity, exploration)))
         runs += [(f"{mode} 0.4", (mode, "0.4", SPARSITIES["0.4"])) for mode in modes[2:]]
-        for name, setting in (runs[:1] + runs[3:5]) if args.profile else ():
+        for name, setting in runs if args.profile else ():
             engine.collective_rpc("bench_switch", args=(*setting, args.tokens))
             engine.step()
             engine.collective_rpc("bench_profile", args=(True,))
-            for _ in range(4):
+            for _ in range(2):
                 engine.step()
-            print(name, "kernels of 4 steps")
-            print(engine.collective_rpc("bench_profile", args=(False,))[0])
+            kernels = engine.collective_rpc("bench_profile", args=(False,))[0]
+            with gzip.open(args.profile, "at") as file:
+                file.write(json.dumps({"config": name, "steps": 2, "kernels": kernels}) + "\n")
         engine.collective_rpc("bench_events")
         timed = Timed(runs)
         timed.run(engine, args, args.tokens + 24, args.seconds)
@@ -383,7 +385,9 @@ def main() -> None:
     parser.add_argument("--beside", action="store_true", help="check every eager step")
     parser.add_argument("--off", action="store_true")
     parser.add_argument("--keep-all", action="store_true")
-    parser.add_argument("--profile", action="store_true", help="print the kernels of some steps")
+    parser.add_argument(
+        "--profile", help="file for the kernels of two steps of each, JSON lines, gzip"
+    )
     parser.add_argument(
         "--variants", nargs="*", default=[], help="more modes to time, such as spin+high+late"
     )

@@ -8,6 +8,7 @@ vllm/model_executor/layers/sparse_attn_indexer.py (sparse_attn_indexer, forward_
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
@@ -57,17 +58,15 @@ _tap = _ScoreTap()
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step of the model that is planned.
+    """What the planned layers of a step share.
 
     Args:
         lengths: (int32): [rows, 1]; slots that each row scores.
         schedule: DeepGEMM's, made of the lengths.
-        ahead: whether each layer plans the next one's blocks; if not, all are planned.
     """
 
     lengths: Tensor
     schedule: Tensor
-    ahead: bool
 
 
 @SparseAttnIndexer.register_oot
@@ -95,30 +94,30 @@ class SpinSparseAttnIndexer(SpinIndexer):
             **sizes,
         )
 
-    def plan(self, metadata: Any, *, ahead: bool) -> _Step:
-        """Plan this layer, or all of them at once."""
-        spin = self._layers()
+    def plan(self, metadata: Any, *, first: int = 0, count: int | None = None) -> None:
+        """Plan some layers, or all; the first call in a step makes what its layers share."""
+        spin, step = self._layers(), get_forward_context().additional_kwargs
         decode, num_rows = metadata.decode, metadata.num_decode_tokens
         lengths = spin.plan(
             decode.seq_lens[:num_rows].reshape(-1),
             decode.block_table[:num_rows],
-            count=1 if ahead else None,
+            first=first,
+            count=count,
         )
+        if _STEP in step:
+            return
         # On Blackwell every row names its block table's row; ours has a row for each, too.
         indices = None if decode.indices is None else decode.indices[:num_rows]
         num_sms = num_compute_units(self.topk_indices_buffer.device.index)
         schedule = get_paged_mqa_logits_metadata(lengths, PAGE_SLOTS, num_sms, indices=indices)
-        return _Step(lengths, schedule, ahead)
+        step[_STEP] = _Step(lengths, schedule)
 
     def plan_ahead(self) -> None:
-        """Plan the first layer beside those before it, where the step is one graph.
-
-        Called for the first layer with an indexer, before the model's forward.
-        """
+        """Plan this layer beside what runs before it, where the step is one graph."""
         metadata = self.decode_metadata()
         if metadata is not None and one_graph():
             with worker_spin().beside.branch():
-                get_forward_context().additional_kwargs[_STEP] = self.plan(metadata, ahead=True)
+                self.plan(metadata, first=self._layers().numbers.index(self.layer_number), count=1)
 
     def forward_cuda(
         self, hidden_states: Tensor, q_quant: Any, k: Tensor | None, weights: Tensor
@@ -136,7 +135,7 @@ class SpinSparseAttnIndexer(SpinIndexer):
         decode, num_rows = metadata.decode, metadata.num_decode_tokens
         beside.join()
         if _STEP not in context.additional_kwargs:
-            context.additional_kwargs[_STEP] = self.plan(metadata, ahead=False)
+            self.plan(metadata)
         step: _Step = context.additional_kwargs[_STEP]
         narrowed = dataclasses.replace(
             decode,
@@ -145,20 +144,13 @@ class SpinSparseAttnIndexer(SpinIndexer):
             schedule_metadata=step.schedule,
         )
 
-        def go_on(scores: Tensor) -> None:
-            """Learn, and plan the next layer, while vLLM selects and the layers go on."""
-            with beside.branch(scores):
+        def learn(scores: Tensor) -> None:
+            # Beside vLLM's top-K, which leaves the memory idle more than any other kernel of a
+            # step, and behind it: a GPU full of our programs would delay it (docs/log.md).
+            with beside.branch(scores, behind=True):
                 spin.learn(self.layer_number, scores[:num_rows])
-                following = spin.numbers.index(self.layer_number) + 1
-                if step.ahead and following < len(spin.numbers):
-                    spin.plan(
-                        decode.seq_lens[:num_rows].reshape(-1),
-                        decode.block_table[:num_rows],
-                        first=following,
-                        count=1,
-                    )
 
-        _tap.then(go_on)
+        _tap.then(learn)
         with self.seeing(dataclasses.replace(metadata, decode=narrowed)):
             chosen = super().forward_cuda(hidden_states, q_quant, k, weights)
         assert _tap.idle  # decode rows are always scored
@@ -171,10 +163,19 @@ class SpinSparseAttnIndexer(SpinIndexer):
 
 
 def install(model: Any) -> None:
-    """Plan ahead of a model's forward, and let nothing outlive it."""
-    indexers = [m for m in model.modules() if isinstance(m, SpinSparseAttnIndexer) and m.spin]
+    """Plan every layer ahead, where few other kernels need the GPU's memory.
+
+    That is at the model's start for the first, and for the others between the attention and the
+    experts of the layer with an indexer before.
+    """
+    names = {m: name for name, m in model.named_modules() if isinstance(m, SpinSparseAttnIndexer)}
+    indexers = sorted((m for m in names if m.spin), key=lambda indexer: indexer.layer_number)
     if not indexers:  # SPIN is off
         return
-    first = min(indexers, key=lambda indexer: indexer.layer_number)
-    model.register_forward_pre_hook(lambda *_: first.plan_ahead())
+    model.register_forward_pre_hook(lambda *_: indexers[0].plan_ahead())
+    for indexer, following in pairwise(indexers):
+        path = names[indexer].split(".")
+        layer = path.index(str(indexer.layer_number))
+        attention = model.get_submodule(".".join(path[: layer + 2]))
+        attention.register_forward_hook(lambda *_, following=following: following.plan_ahead())
     model.register_forward_hook(lambda *_: worker_spin().beside.join())

@@ -29,15 +29,18 @@ class SideStream:
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._head_start = torch.zeros(1, device=device)
         self._held: list[Tensor] = []
         self._forked = False
 
     @contextmanager
-    def branch(self, *held: Tensor) -> Iterator[None]:
+    def branch(self, *held: Tensor, behind: bool = False) -> Iterator[None]:
         """Launch beside what follows, and after everything that went before.
 
         Args:
             held: what is read there; kept until the join, for its memory would be given away.
+            behind: let the main stream's next launch take its place on the GPU first. Without, a
+                large launch here may fill the GPU, and the main stream waits for all of it.
         """
         if not one_graph():
             yield
@@ -46,6 +49,8 @@ class SideStream:
         self._held.extend(held)
         self._forked = True
         with torch.cuda.stream(self._stream):
+            if behind:
+                self._head_start.zero_()  # one launch's worth of time
             yield
 
     def join(self) -> None:

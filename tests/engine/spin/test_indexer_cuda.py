@@ -160,6 +160,35 @@ class DeepGemm:
         return scores
 
 
+class Attention(torch.nn.Module):
+    """Runs an indexer on the inputs of its layer."""
+
+    def __init__(self, indexer: Any) -> None:
+        super().__init__()
+        self.indexer = indexer
+
+    def forward(self, *inputs: Any) -> Tensor:
+        chosen: Tensor = self.indexer.forward_cuda(*inputs)
+        return chosen.clone()  # all layers choose into one buffer
+
+
+class Model(torch.nn.Module):
+    """Layers with an indexer, named as in vLLM's models."""
+
+    def __init__(self, indexers: list[Any]) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleDict()
+        for indexer in indexers:
+            layer = torch.nn.Module()
+            layer.attn = Attention(indexer)
+            self.layers[str(indexer.layer_number)] = layer
+
+    def forward(self, inputs: list[tuple[Any, ...]]) -> list[Tensor]:
+        return [
+            layer.attn(*given) for layer, given in zip(self.layers.values(), inputs, strict=True)
+        ]
+
+
 class Engine:
     """Two layers of the hook, and what vLLM would hand them."""
 
@@ -195,6 +224,8 @@ class Engine:
         self.block_table = self.block_table.view(ROWS, width)
         self.buffer = torch.full((ROWS, TOP_K), -7, dtype=torch.int32)
         self.layers = [self.make_layer(index) for index in range(len(LAYERS))]
+        self.model = Model(self.layers)
+        indexer_cuda.install(self.model)
         self.weights = torch.rand(ROWS, HEADS, generator=self.random)
 
     def make_layer(self, index: int) -> Any:
@@ -259,13 +290,12 @@ class Engine:
         context = ForwardContext(no_compile_layers={}, attn_metadata=attention, slot_mapping={})
         self.spin.begin(rows)
         self.host.begin(rows)
-        hidden = torch.zeros(len(num_slots), 8)
-        for index, layer in enumerate(self.layers):
-            q = self.layout.queries(len(num_slots), self.random)
-            weights = self.weights[: len(num_slots)]
-            with override_forward_context(context):
-                chosen = layer.forward_cuda(hidden, q, None, weights)
-            assert context.attn_metadata is attention
+        inputs = self.inputs(len(num_slots))
+        with override_forward_context(context):
+            found = self.model(inputs)
+        assert context.attn_metadata is attention
+        for index, (_, q, _, weights) in enumerate(inputs):
+            chosen = found[index]
             dense = self.dense(index, metadata, q, weights)
             plan = self.host.plan(LAYERS[index], rows, num_slots[:num_rows])
             compact = torch.full((num_rows, plan.blocks.shape[1] * BLOCK), torch.nan)
@@ -275,6 +305,11 @@ class Engine:
                 )
             assert (chosen[num_rows:] == -1).all()
             self.host.learn(LAYERS[index], compact)
+
+    def inputs(self, num_rows: int) -> list[tuple[Any, ...]]:
+        """Hidden states, queries, keys and weights of each layer."""
+        hidden, weights = torch.zeros(num_rows, 8), self.weights[:num_rows]
+        return [(hidden, self.layout.queries(num_rows, self.random), None, weights) for _ in LAYERS]
 
     def dense(self, index: int, metadata: Any, q: Any, weights: Tensor) -> Tensor:
         decode = metadata.decode
@@ -341,12 +376,22 @@ def decode(engine: Engine, steps: int) -> None:
         engine.step(tracker.step([(f"r{n}", STARTS[n] + step, 1) for n in order]))
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["in-order", "ahead"])
 @pytest.mark.parametrize("layout", [HOPPER, BLACKWELL], ids=["hopper", "blackwell"])
 def test_hook_chooses_scores_selects_and_learns_as_on_a_cpu(
-    layout: Layout, monkeypatch: pytest.MonkeyPatch
+    layout: Layout, ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(layout, monkeypatch)
+    monkeypatch.setattr(indexer_cuda, "one_graph", lambda: ahead)
+    planned, plan = [], engine.spin.plan
+
+    def noted_plan(*arguments: Any, first: int, count: int | None) -> Tensor:
+        planned.append((first, count))
+        return plan(*arguments, first=first, count=count)
+
+    monkeypatch.setattr(engine.spin, "plan", noted_plan)
     decode(engine, 5)
+    assert planned == ([(0, 1), (1, 1)] if ahead else [(0, None)]) * 5
     assert engine.spin.outcomes.tolist() == engine.host.outcomes.tolist()
     assert engine.host.outcomes[:, :4].min() > 0
     assert torch.equal(engine.spin.histories.vertical, engine.host.state.vertical)
@@ -359,11 +404,9 @@ def test_capture_with_lengths_of_zero_asks_for_no_score(monkeypatch: pytest.Monk
     metadata = engine.metadata(torch.zeros(ROWS, dtype=torch.int64))
     attention = {layer.k_cache.prefix: metadata for layer in engine.layers}
     context = ForwardContext(no_compile_layers={}, attn_metadata=attention, slot_mapping={})
-    q = BLACKWELL.queries(ROWS, engine.random)
-    for layer in engine.layers:
-        with override_forward_context(context):
-            chosen = layer.forward_cuda(torch.zeros(ROWS, 8), q, None, engine.weights)
-        assert (chosen == -1).all()
+    with override_forward_context(context):
+        found = engine.model(engine.inputs(ROWS))
+    assert all((chosen == -1).all() for chosen in found)
     assert not engine.spin.histories.vertical.any()
     assert not engine.spin.outcomes.any()
 

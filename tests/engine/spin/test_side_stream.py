@@ -18,9 +18,9 @@ class NoStream:
 def test_outside_of_a_capture_everything_stays_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", NoStream)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    beside = side_stream.SideStream(torch.device("cuda"))
+    beside = side_stream.SideStream(torch.device("cpu"))
     done = []
-    with beside.branch(torch.zeros(1)):
+    with beside.branch(torch.zeros(1), behind=True):
         done.append("beside")
     beside.join()
     assert done == ["beside"]
@@ -35,7 +35,7 @@ def test_captured_branch_runs_after_what_went_before_and_before_the_join() -> No
     total, graph = torch.zeros(1, device=device), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         held.copy_(source * 2)
-        with beside.branch(held):
+        with beside.branch(held, behind=True):
             assert torch.cuda.current_stream() == beside._stream
             for _ in range(50):
                 found.add_(held)
