@@ -37,6 +37,7 @@ from spin_server.engine.spin.worker_state import worker_spin
 from spin_server.engine.worker import SpinWorkerExtension
 
 _PAGE_KEYS, _PAGE_BYTES = 64 * 128, 64 * 132
+_AHEAD_CYCLES = 4_000_000  # 2 ms at 2 GHz
 _PROGRAMS = history_update.triton._PROGRAMS
 _spin_forward = SpinSparseAttnIndexer.forward_cuda
 _plan_ahead, _one_graph = SpinSparseAttnIndexer.plan_ahead, side_stream.one_graph
@@ -303,7 +304,8 @@ class GpuBenchWorker(SpinWorkerExtension):
 
         A mode is a word, and after plus signs: `high` for a main stream of high priority, `late`
         for learning after the top-K, `at-once` for learning that need not start behind it, `evict`
-        for histories that leave the cache first, or a number of programs for the update.
+        for histories that leave the cache first, `short` for the default `--spin-min-context`, or a
+        number of programs for the update.
         """
         manager, took = self.model_runner.cudagraph_manager, {}
         _Bench.graphs["spin"] = manager.graphs
@@ -311,12 +313,17 @@ class GpuBenchWorker(SpinWorkerExtension):
         width = self.model_runner.max_model_len // 4 // PAGE_SLOTS + 1
         _Bench.bound_blocks = torch.zeros(rows, width, dtype=torch.int64, device="cuda")
         _Bench.bound_lengths = torch.ones(rows, 1, dtype=torch.int32, device="cuda")
+        layers = worker_spin().layers
+        dense_slots = layers.dense_slots if layers is not None else 0
         for mode in modes:
             started = time.perf_counter()
             (_Bench.mode, *_Bench.words), manager.graphs = mode.split("+"), {}
             programs = next((int(word) for word in _Bench.words if word.isdigit()), _PROGRAMS)
             history_update.triton._PROGRAMS = programs
             history_update.triton._EVICTION = "evict_first" if "evict" in _Bench.words else ""
+            if layers is not None:
+                short = SpinSparseAttnIndexer.default_min_context // layers.compress_ratio
+                layers.dense_slots = short if "short" in _Bench.words else dense_slots
             high = torch.cuda.Stream(priority=-1)
             CudaGraphManager._capture_stream = (
                 (lambda *_, high=high: high) if "high" in _Bench.words else _capture_stream
@@ -325,6 +332,8 @@ class GpuBenchWorker(SpinWorkerExtension):
             _Bench.graphs[mode] = manager.graphs
             took[mode] = time.perf_counter() - started
         _Bench.words = []
+        if layers is not None:
+            layers.dense_slots = dense_slots
         return took
 
     def bench_events(self) -> list[float]:
@@ -335,6 +344,9 @@ class GpuBenchWorker(SpinWorkerExtension):
 
             def timed(desc: Any) -> Any:
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                # The launch of a graph takes the host about half a millisecond. A host that runs
+                # ahead of the device, as a serving engine's does, hides it; so does this wait.
+                torch.cuda._sleep(_AHEAD_CYCLES)
                 start.record()
                 result = replay(desc)
                 end.record()

@@ -27,7 +27,7 @@ from machine import commit, driven_engine
 
 HERE = Path(__file__).parent
 GRAPHS = {"full": "FULL_DECODE_ONLY", "piecewise": "PIECEWISE"}
-GRID_BATCHES, GRID_TOKENS = (1, 16, 48), (32_768, 131_072, 1_044_480)
+GRID_BATCHES, GRID_TOKENS = (48, 16, 1), (1_044_480, 131_072, 65_536, 32_768)
 SPARSITIES = {"0.3": "0.05", "0.4": "0.2", "0.5": "0.2", "0.65": "0.05"}
 CHECKED = {
     "gentle": {"sparsity": 0.3, "exploration": 0.05},
@@ -38,8 +38,8 @@ CHECKED = {
 }
 
 
-def config(num_layers: int) -> dict[str, Any]:
-    """config.json of the first layers of one TP8/EP8 rank of DeepSeek-V4-Flash."""
+def config(num_layers: int, ranks: int = 1) -> dict[str, Any]:
+    """config.json of the first layers of some TP8/EP8 ranks of DeepSeek-V4-Flash."""
     from spin_server.tiny_model.config import tiny_config
 
     ratios = [0, 0] + [4 if i % 2 == 0 else 128 for i in range(num_layers - 2)] + [0]
@@ -48,13 +48,13 @@ def config(num_layers: int) -> dict[str, Any]:
         **base,
         "vocab_size": 129280,
         "hidden_size": 4096,
-        "num_attention_heads": 8,
+        "num_attention_heads": 8 * ranks,
         "q_lora_rank": 1024,
-        "o_groups": 1,
+        "o_groups": ranks,
         "o_lora_rank": 1024,
         "index_n_heads": 64,
         "moe_intermediate_size": 2048,
-        "n_routed_experts": 32,
+        "n_routed_experts": 32 * ranks,
         "num_hash_layers": 3,
         "expert_dtype": "fp8",
         "quantization_config": {
@@ -67,8 +67,8 @@ def config(num_layers: int) -> dict[str, Any]:
 
 
 def make_engine(args: argparse.Namespace, folder: Path, settings: Any, tokens: int) -> Any:
-    (folder / "config.json").write_text(json.dumps(config(args.layers)))
-    sizes = {"grid": list(GRID_BATCHES), "time": [args.batch]}.get(
+    (folder / "config.json").write_text(json.dumps(config(args.layers, args.tp)))
+    sizes = {"grid": sorted(GRID_BATCHES), "time": [args.batch]}.get(
         args.what, [args.batch] if args.padded else list(range(1, args.batch + 1))
     )
     graphs = (
@@ -89,6 +89,8 @@ def make_engine(args: argparse.Namespace, folder: Path, settings: Any, tokens: i
         load_format="dummy",
         skip_tokenizer_init=True,
         max_model_len=tokens,
+        tensor_parallel_size=args.tp,
+        enable_expert_parallel=args.tp > 1,
         max_num_seqs=args.batch,
         max_num_batched_tokens=max(2048, args.batch),
         enable_prefix_caching=False,
@@ -124,10 +126,12 @@ def check(args: argparse.Namespace) -> None:
     """Five policies in one batch that is joined and left, beside dense scores."""
     from spin_server.engine.spin.settings import SpinSettings
 
-    policies = {} if args.off else CHECKED
-    settings = SpinSettings.model_validate({"enabled": not args.off, "policies": policies})
+    given: dict[str, Any] = {"enabled": not args.off, "min_context": 0}
     if args.keep_all:
-        settings = SpinSettings.model_validate({"default": {"sparsity": 0}})
+        given["default"] = {"sparsity": 0}
+    elif not args.off:
+        given["policies"] = CHECKED
+    settings = SpinSettings.model_validate(given)
     with tempfile.TemporaryDirectory() as folder:
         engine = make_engine(args, Path(folder), settings, 32768)
         print("install", engine.collective_rpc("bench_install", args=(True,)))
@@ -138,7 +142,7 @@ def check(args: argparse.Namespace) -> None:
         if args.beside:
             engine.collective_rpc("bench_check")
         lengths = [2040, 3000, 9001, 16002, 30003]
-        tokens, hashes, top = {}, [], []
+        tokens, hashes, top, split = {}, [], [], []
         for index, length in enumerate(lengths):
             policy = 0 if args.off or args.keep_all else index + 1
             add(engine, f"r{index}", length, policy, args.steps - 3 * index)
@@ -146,14 +150,20 @@ def check(args: argparse.Namespace) -> None:
         while running := engine.get_num_unfinished_requests():
             for output in engine.step():
                 tokens[output.request_id] = list(output.outputs[0].token_ids)
+            ranks = [engine.collective_rpc("bench_topk", args=(running,))]
+            top.append(ranks[0][0])
             if not args.off:
-                hashes.append(engine.collective_rpc("bench_hash")[0])
-            top.append(engine.collective_rpc("bench_topk", args=(running,))[0])
+                ranks.append(engine.collective_rpc("bench_hash"))
+                hashes.append(ranks[1][0])
+            if any(len(set(found)) > 1 for found in ranks):
+                split.append(step)
             step += 1
             if step == 9:
                 add(engine, "late", 5000, 0 if args.off or args.keep_all else 2, 12)
         found = {} if args.off else engine.collective_rpc("bench_found")[0]
     print(json.dumps(found))
+    if args.tp > 1:
+        print(f"steps in which the {args.tp} ranks chose differently: {split or 'none'} of {step}")
     if args.out:
         results = {"tokens": tokens, "plans": hashes, "top-K": top, "found": found}
         Path(args.out).write_text(json.dumps(results))
@@ -260,7 +270,7 @@ def measure(args: argparse.Namespace) -> None:
         timed = Timed(runs)
         timed.run(engine, args, args.tokens + 24, args.seconds)
         report(args, timed, "wall")
-        print("\nThe device's part of the step alone, by events around the graph's replay")
+        print("\nThe device's part of the step alone, with the host ahead of it")
         report(args, timed, "device")
 
 
@@ -270,11 +280,12 @@ def grid(args: argparse.Namespace) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         args.batch = max(GRID_BATCHES)
-        engine = make_engine(args, Path(folder), SpinSettings(), 2**20)
+        engine = make_engine(args, Path(folder), SpinSettings(min_context=0), 2**20)
         print("install", engine.collective_rpc("bench_install"))
         engine.collective_rpc("bench_fill", args=(1,))
         engine.collective_rpc("bench_keep_pages")
-        print("captured", engine.collective_rpc("bench_capture", args=(["off", "bound"],)))
+        modes = ["off", "bound", "spin+short"]
+        print("captured", engine.collective_rpc("bench_capture", args=(modes,)))
         engine.collective_rpc("bench_events")
         runs: Runs = [("all-keep", ("off", "0", "0"))]
         for sparsity in ("0.3", "0.4"):
@@ -287,7 +298,8 @@ def grid(args: argparse.Namespace) -> None:
                     add(engine, name, args.tokens, 0, 3000)
                 for _ in range(4):
                     engine.step()
-                timed = Timed(runs)
+                short = [("spin+short 0.4", ("spin+short", "0.4", SPARSITIES["0.4"]))]
+                timed = Timed(runs + short if args.tokens <= 65_536 else runs)
                 timed.run(engine, args, args.tokens + 4, args.seconds)
                 report(args, timed, "device")
                 engine.abort_request(names, internal=False)
@@ -333,7 +345,7 @@ def report(args: argparse.Namespace, timed: Timed, clock: str) -> None:
         "graphs": args.graphs,
         "mtp": 0,
         "rounds": rounds,
-        "clock": clock,
+        "clock": f"{clock}, host ahead" if clock == "device" else clock,
     }
     rows = []
     for name in times:
@@ -391,6 +403,7 @@ def main() -> None:
     parser.add_argument(
         "--variants", nargs="*", default=[], help="more modes to time, such as spin+high+late"
     )
+    parser.add_argument("--tp", type=int, default=1, help="GPUs of a check")
     parser.add_argument("--padded", action="store_true", help="capture the largest batch alone")
     parser.add_argument("--out")
     args = parser.parse_args()

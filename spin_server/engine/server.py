@@ -265,10 +265,12 @@ class Verified:
     Args:
         plugins: active plugins by process, the front end included.
         spin_bytes: what SPIN's histories take in each worker.
+        min_context: tokens; contexts of no more are scored densely.
     """
 
     plugins: dict[str, list[str]]
     spin_bytes: int
+    min_context: int
 
 
 async def _verify(engine_client: Any, required: Sequence[str], settings: SpinSettings) -> Verified:
@@ -308,7 +310,11 @@ async def _verify(engine_client: Any, required: Sequence[str], settings: SpinSet
                 f"{process}: expected KV pages of {_PAGE_SLOTS} slots in the indexer, SPIN's "
                 f"blocks, got {report['page_slots']}; leave --block-size to vLLM"
             )
-    return Verified(plugins, max(report["spin_bytes"] for report in reports))
+    return Verified(
+        plugins,
+        max(report["spin_bytes"] for report in reports),
+        max(report["spin_min_context"] for report in reports),
+    )
 
 
 def _export_metrics(
@@ -413,7 +419,8 @@ async def _announce(
     policy = settings.default
     spin = (
         f"SPIN skips {float(policy.sparsity):.0%} of the blocks and explores with "
-        f"{float(policy.exploration):.0%} of the rest; its histories take "
+        f"{float(policy.exploration):.0%} of the rest, in contexts of over "
+        f"{verified.min_context:,} tokens; its histories take "
         f"{verified.spin_bytes / 2**30:.2f} GiB in each worker"
         if settings.enabled
         else "SPIN is off"

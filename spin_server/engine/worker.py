@@ -21,8 +21,8 @@ class SpinWorkerExtension:
     def spin_presence(self) -> dict[str, Any]:
         """Report this worker: `rank`, `pid`, `plugins` (active ones), `missing_kernels` (metadata
         kernels that have no replacement in place, on a CPU) and `spin_bytes` (of histories),
-        `spin_layers` (how many it serves), `spin_follows` (whether it hears of requests) and
-        `page_slots` (sizes of the indexers' KV pages).
+        `spin_layers` (how many it serves), `spin_min_context` (tokens), `spin_follows` (whether
+        it hears of requests) and `page_slots` (sizes of the indexers' KV pages).
         """
         from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
 
@@ -36,6 +36,7 @@ class SpinWorkerExtension:
             "missing_kernels": [],
             "spin_bytes": 0 if layers is None else layers.num_bytes,
             "spin_layers": 0 if layers is None else len(layers.numbers),
+            "spin_min_context": worker_spin().min_context,
             "spin_follows": worker_spin().follows,
             "page_slots": sorted(
                 {

@@ -90,9 +90,11 @@ def test_no_history_is_leaked_or_mixed_up(tiny_model: Path, tmp_path: Path) -> N
             for reason in ("prefill", "preemption", "discontinuity")
         }
         placeless = sum(v for k, v in metrics.items() if 'reason="no_place"' in k)
+        shortest = [v for k, v in metrics.items() if k.startswith("spin_min_context_tokens")]
         log = server.log.read_text(errors="replace")
 
     assert sent >= REQUESTS
+    assert shortest == [2048]  # on a CPU, what the indexer keeps anyway
     assert resets["preemption"] >= 5, resets
     assert resets["discontinuity"] == 0, resets
     assert placeless > 0  # more requests than places, for a while

@@ -23,6 +23,8 @@ PAGE_SLOTS = 64
 class SpinIndexer(SparseAttnIndexer):  # type: ignore[misc]
     """The indexer of one layer; a device's subclass makes the histories and scores with them."""
 
+    default_min_context = 0  # tokens; contexts of no more are scored densely
+
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         vllm_config = get_current_vllm_config()
@@ -43,11 +45,17 @@ class SpinIndexer(SparseAttnIndexer):  # type: ignore[misc]
                     "num_states": num_places(settings, num_requests),
                     "max_slots": vllm_config.model_config.max_model_len // ratio,
                     "compress_ratio": ratio,
-                    "dense_slots": max(self.topk_tokens, settings.min_context // ratio),
+                    "dense_slots": self.dense_slots(settings, self.topk_tokens, ratio),
                 },
             )
         self.spin = worker.layers
         self.layer_number = extract_layer_index(self.k_cache.prefix)
+
+    @classmethod
+    def dense_slots(cls, settings: SpinSettings, top_k: int, ratio: int) -> int:
+        """Slots of the longest context that is scored densely."""
+        tokens = settings.min_context
+        return max(top_k, (cls.default_min_context if tokens is None else tokens) // ratio)
 
     def make_layers(
         self,

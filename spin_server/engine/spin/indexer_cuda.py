@@ -73,6 +73,9 @@ class _Step:
 class SpinSparseAttnIndexer(SpinIndexer):
     """The indexer of one layer, with SPIN in front."""
 
+    # Below, SPIN saves no more than it costs: docs/gpu.md, "Short contexts".
+    default_min_context = 65_536
+
     def make_layers(
         self,
         settings: SpinSettings,

@@ -102,8 +102,10 @@ class SpinSettings(BaseModel):
         ge=1,
         description="histories held at once; none: one for each request that may run",
     )
-    min_context: int = Field(
-        default=0, ge=0, description="contexts of no more tokens are scored densely"
+    min_context: int | None = Field(
+        default=None,
+        ge=0,
+        description="contexts of no more tokens are scored densely; none: by the device",
     )
     seed: int = Field(default=0, description="of random exploration")
     record: RecordSettings | None = Field(default=None, description="traces to write")

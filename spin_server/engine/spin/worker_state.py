@@ -59,6 +59,11 @@ class WorkerSpin:
         assert self.side is not None  # made with the layers
         return self.side
 
+    @property
+    def min_context(self) -> int:
+        """Tokens; contexts of no more are scored densely. 0 if SPIN is off."""
+        return 0 if self.layers is None else self.layers.dense_slots * self.layers.compress_ratio
+
     def requests(self) -> RequestTracker:
         """Get the tracker of the live requests; the layers say how many histories there are."""
         if self.tracker is None:
@@ -91,7 +96,7 @@ class WorkerSpin:
             else dict.fromkeys(RESET_REASONS, 0),
             "slots_in_use": self.tracker.num_slots_in_use if self.tracker else 0,
             "slots": layers.num_states if layers else 0,
-            "min_context": layers.dense_slots * layers.compress_ratio if layers else 0,
+            "min_context": self.min_context,
             "traces": {
                 "written": self.recorder.num_written if self.recorder else 0,
                 "failed": self.recorder.num_failed if self.recorder else 0,

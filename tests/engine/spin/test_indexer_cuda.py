@@ -26,6 +26,7 @@ from spin_server.engine.spin.device import DeviceLayers
 from spin_server.engine.spin.layers import SpinLayers
 from spin_server.engine.spin.policy_table import PolicyTable
 from spin_server.engine.spin.requests import RequestTracker, StepRows
+from spin_server.engine.spin.settings import SpinSettings
 from spin_server.engine.spin.worker_state import worker_spin
 from spin_server.policy.policy import Policy
 from spin_server.policy.ratio import Ratio
@@ -396,6 +397,14 @@ def test_hook_chooses_scores_selects_and_learns_as_on_a_cpu(
     assert engine.host.outcomes[:, :4].min() > 0
     assert torch.equal(engine.spin.histories.vertical, engine.host.state.vertical)
     assert torch.equal(engine.spin.histories.diagonal, engine.host.state.diagonal)
+
+
+@pytest.mark.parametrize(("asked", "slots"), [(None, 65_536 // 4), (0, 512), (100_000, 25_000)])
+def test_short_contexts_are_dense_on_a_gpu_unless_asked_otherwise(
+    asked: int | None, slots: int
+) -> None:
+    settings = SpinSettings(min_context=asked)
+    assert indexer_cuda.SpinSparseAttnIndexer.dense_slots(settings, TOP_K, RATIO) == slots
 
 
 def test_capture_with_lengths_of_zero_asks_for_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
