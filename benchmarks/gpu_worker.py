@@ -292,12 +292,12 @@ class GpuBenchWorker(SpinWorkerExtension):
         plan = layers._plan
         if name not in _Bench.listed:
             _Bench.listed[name] = torch.zeros_like(plan.blocks, dtype=torch.bool)
+        live = layers._rows.slots >= 0  # other rows hold an earlier step's plan
         width = plan.blocks.shape[-1]
-        listed = torch.arange(width, device="cuda") < plan.counts[:, :, None]
+        listed = torch.arange(width, device="cuda") < (plan.counts * live)[:, :, None]
         layer, row, place = listed.nonzero(as_tuple=True)
         _Bench.listed[name][layer, row, plan.blocks[layer, row, place].long()] = True
-        live = plan.counts > 0
-        return float(_Bench.listed[name].sum(-1)[live].float().mean())
+        return float(_Bench.listed[name].sum(-1)[:, live].float().mean())
 
     def bench_capture(self, modes: list[str]) -> dict[str, float]:
         """Capture one set of graphs per mode; seconds of each.
