@@ -1,0 +1,72 @@
+"""Who is asking, and what he may do."""
+
+import hmac
+from dataclasses import dataclass
+from datetime import datetime
+
+from spin_server.admin.documents import Scope, moment
+from spin_server.admin.errors import ForbiddenError, UnauthorizedError
+from spin_server.admin.operations import hash_key
+from spin_server.admin.state import State
+
+_MOST_CHARACTERS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A caller with a valid key.
+
+    Args:
+        key_id: of his key.
+        tenant: the only tenant that he may read and write; None: everything.
+        scopes: what he may do.
+    """
+
+    key_id: str
+    tenant: str | None
+    scopes: frozenset[Scope]
+
+    def require(self, scope: Scope, tenant: str | None = None) -> None:
+        """Refuse what the key does not allow.
+
+        Args:
+            tenant: whose business it is; None: everybody's.
+
+        Raises:
+            ForbiddenError: the reason.
+        """
+        if scope not in self.scopes:
+            raise ForbiddenError(f"this key may not {scope}: expected the scope {scope!r}")
+        if self.tenant is not None and tenant != self.tenant:
+            raise ForbiddenError(f"this key is bound to the tenant {self.tenant!r}")
+
+    def require_grantable(self, scopes: set[Scope], tenant: str | None) -> None:
+        """Refuse to hand out more than the caller has."""
+        self.require("keys", tenant)
+        if beyond := sorted(scopes - self.scopes):
+            raise ForbiddenError(
+                f"this key cannot grant {', '.join(beyond)}, which it does not have"
+            )
+
+
+def authenticate(state: State, authorization: str | None, now: datetime) -> Principal:
+    """Find the caller by his `Authorization: Bearer` header.
+
+    Raises:
+        UnauthorizedError: no key, no such key, or one that has expired; the last two are told
+            alike.
+    """
+    if not authorization:
+        raise UnauthorizedError("expected the header Authorization: Bearer KEY")
+    scheme, _, secret = authorization.partition(" ")
+    secret = secret.strip()
+    if scheme.lower() != "bearer" or not 0 < len(secret) <= _MOST_CHARACTERS:
+        raise UnauthorizedError("expected the header Authorization: Bearer KEY")
+    digest = hash_key(secret)
+    key_id = state.key_ids.get(digest)
+    key = state.key(key_id) if key_id is not None else None
+    if key is None or key_id is None or not hmac.compare_digest(key.sha256, digest):
+        raise UnauthorizedError("no such key, or one that has expired")
+    if key.expires_at is not None and moment(key.expires_at) <= now:
+        raise UnauthorizedError("no such key, or one that has expired")
+    return Principal(key_id, key.tenant, frozenset(key.scopes))

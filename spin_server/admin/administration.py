@@ -1,0 +1,212 @@
+"""The one writer of the store: tries operations on the newest state, and commits them."""
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from spin_server.admin.documents import Fields, fields_of, moment, timestamp
+from spin_server.admin.errors import ConflictError, NotFoundError, UnavailableError
+from spin_server.admin.operations import NewKey, Operation, bodies_at, create_key, expire_policies
+from spin_server.admin.state import State
+from spin_server.admin.store.interface import (
+    Body,
+    Change,
+    Commit,
+    Entry,
+    Ref,
+    StaleError,
+    Store,
+    StoreError,
+)
+from spin_server.policy.policy import Policy
+
+logger = logging.getLogger(__name__)
+
+_ATTEMPTS = 50
+_ITSELF = "[server]"
+
+
+@dataclass(frozen=True, slots=True)
+class Author:
+    """Who asks for a change.
+
+    Args:
+        actor: id of his key.
+        action: what he asked for.
+        reason: why, in his words.
+        request_id: of his HTTP request.
+    """
+
+    actor: str
+    action: str
+    reason: str = ""
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an operation did, or would do.
+
+    Args:
+        state: after it.
+        changes: none, if everything was as asked for.
+    """
+
+    state: State
+    changes: tuple[Change, ...]
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Administration:
+    """The documents, in memory and in the store.
+
+    Args:
+        store: where they are kept.
+        launch: the default policy that the server was started with.
+        clock: tells the time, with its zone.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+
+    def __init__(
+        self, store: Store, launch: Policy, *, clock: Callable[[], datetime] = _now
+    ) -> None:
+        self.store, self.clock = store, clock
+        self._launch: Fields = fields_of(launch)
+        self._lock = threading.RLock()
+        self._state = State.of(store.snapshot(), self._launch)
+        self.trouble: str | None = None  # why the state may be old
+
+    @property
+    def state(self) -> State:
+        """The newest state that this process knows."""
+        return self._state
+
+    def refresh(self) -> State:
+        """Take over what others wrote; bad documents keep the last good state, and say so."""
+        with self._lock:
+            try:
+                if self.store.revision() != self._state.revision:
+                    self._state = State.of(self.store.snapshot(), self._launch)
+                trouble = None
+            except StoreError as error:
+                trouble = str(error)
+            if trouble is not None and trouble != self.trouble:
+                logger.error("admin store: %s; revision %d stays", trouble, self._state.revision)
+            self.trouble = trouble
+            return self._state
+
+    def perform(self, operation: Operation, author: Author, *, dry_run: bool = False) -> Outcome:
+        """Commit an operation, on top of whatever others wrote meanwhile.
+
+        Raises:
+            RefusedError: the operation cannot be done, or the store does not answer.
+        """
+        with self._lock:
+            for _ in range(_ATTEMPTS):
+                state = self.refresh()
+                if self.trouble is not None:
+                    raise UnavailableError(f"the store does not answer: {self.trouble}")
+                changes = tuple(operation(state))
+                after = state.after(changes) if changes else state
+                if dry_run or not changes:
+                    return Outcome(after, changes)
+                try:
+                    self.store.commit(state.revision, changes, self._entry(author))
+                except StaleError:
+                    continue
+                except StoreError as error:
+                    raise UnavailableError(f"nothing was written: {error}") from error
+                self._state = after
+                return Outcome(after, changes)
+        raise ConflictError("others wrote again and again meanwhile; nothing was written")
+
+    def _entry(self, author: Author) -> Entry:
+        return Entry(
+            at=timestamp(self.clock()),
+            actor=author.actor,
+            action=author.action,
+            reason=author.reason,
+            request_id=author.request_id,
+        )
+
+    def expire(self) -> None:
+        """Take back what was set for a while, once that while is over."""
+        due, now = self._state.next_expiry, self.clock()
+        if due is not None and due <= now:
+            self.perform(expire_policies(now), Author(_ITSELF, "end of a time limit"))
+
+    def bodies_at(self, revision: int) -> tuple[int, dict[Ref, Body]]:
+        """Work out policies and tenants as they were.
+
+        Returns:
+            The revision they were worked out at, and the documents of `revision`.
+
+        Raises:
+            NotFoundError: no such revision.
+        """
+        with self._lock:
+            state = self.refresh()
+            if not 0 <= revision <= state.revision:
+                raise NotFoundError(f"revision {revision}: expected 0 to {state.revision}")
+            later = [c for c in self.since(revision) if c.revision <= state.revision]
+            return state.revision, bodies_at(state, later)
+
+    def since(self, revision: int) -> list[Commit]:
+        """Read the commits after a revision, oldest first."""
+        try:
+            return self.store.since(revision)
+        except StoreError as error:
+            raise UnavailableError(str(error)) from error
+
+    def log(self, *, before: int | None, limit: int) -> list[Commit]:
+        """Read commits, newest first."""
+        try:
+            return self.store.log(before=before, limit=limit)
+        except StoreError as error:
+            raise UnavailableError(str(error)) from error
+
+    def bootstrap(self, key_file: Path) -> bool:
+        """Make the first key if nobody could make one: it may do everything.
+
+        Args:
+            key_file: written for its owner's eyes alone.
+
+        Returns:
+            Whether a key was made.
+
+        Raises:
+            StoreError: the file cannot be written.
+        """
+        if any(self._can_make_keys(key_id) for key_id in self.refresh().keys):
+            return False
+        key, now = NewKey.draw(), self.clock()
+        document = key.document(
+            tenant=None,
+            scopes=("read", "write", "keys", "audit"),
+            description="made at the first start",
+            now=now,
+            expires_at=None,
+        )
+        try:
+            # Written first: a key that nobody can read would lock everybody out.
+            key_file.unlink(missing_ok=True)
+            key_file.touch(mode=0o600)
+            key_file.write_text(key.secret + "\n")
+        except OSError as error:
+            raise StoreError(f"{key_file}: expected a writable file, got {error}") from error
+        self.perform(create_key(key, document, now=now), Author(_ITSELF, "first start"))
+        return True
+
+    def _can_make_keys(self, key_id: str) -> bool:
+        key = self._state.key(key_id)
+        if key is None or key.tenant is not None or "keys" not in key.scopes:
+            return False
+        return key.expires_at is None or moment(key.expires_at) > self.clock()

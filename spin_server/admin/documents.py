@@ -1,0 +1,211 @@
+"""The documents that the store keeps, and what may be sent to change them."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    model_validator,
+)
+
+from spin_server.errors import InputError
+from spin_server.policy.policy import BudgetMode, ExplorationPolicy, Policy
+from spin_server.policy.ratio import Ratio
+
+DEFAULT = "default"  # the policy of whoever has no other
+Share = StrictStr | StrictInt | StrictFloat  # true and false are no numbers
+Name = Annotated[
+    str,
+    Field(
+        pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+        description="a DNS label: it becomes a metric's label and a Kubernetes key",
+        examples=["search-team"],
+    ),
+]
+Scope = Literal["read", "write", "keys", "audit"]
+Timestamp = str
+
+# Fields of features that do not exist yet: refused, never stored and ignored.
+_UNBUILT = {
+    "max_miss_rate": "guard rails",
+    "min_sparsity": "guard rails",
+    "max_sparsity": "guard rails",
+    "guard_rails": "guard rails",
+    "layer_budgets": "per-layer budgets",
+    "canary": "canary releases",
+    "canary_percent": "canary releases",
+}
+# Field of the API -> of `Policy`.
+POLICY_FIELDS = {
+    "target_sparsity": "sparsity",
+    "exploration_share": "exploration",
+    "exploration_policy": "exploration_policy",
+    "budget": "budget",
+    "probe_period": "probe_period",
+    "ema_decay": "ema_decay",
+}
+SHARES = ("target_sparsity", "exploration_share", "ema_decay")
+Fields = dict[str, Any]  # some of POLICY_FIELDS; a share is a decimal string
+
+
+class PolicyPatch(BaseModel):
+    """Fields of a policy to set; null takes one back to where it comes from otherwise."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    target_sparsity: Share | None = Field(
+        default=None,
+        description="share of blocks to skip, 0 to 1, at most 9 decimals",
+        examples=[0.5],
+    )
+    exploration_share: Share | None = Field(
+        default=None,
+        description="share of the kept blocks that explores, 0 to 1",
+        examples=[0.05],
+    )
+    exploration_policy: ExplorationPolicy | None = Field(
+        default=None, description="which blocks to explore", examples=["random"]
+    )
+    budget: BudgetMode | None = Field(
+        default=None, description="how the layers share the budget", examples=["uniform"]
+    )
+    probe_period: Annotated[StrictInt, Field(ge=0, lt=2**31)] | None = Field(
+        default=None, description="every how many steps one is dense; 0: never", examples=[0]
+    )
+    ema_decay: Share | None = Field(
+        default=None,
+        description="share of history that an observation keeps, 0 to 1",
+        examples=[0.5],
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unbuilt(cls, given: Any) -> Any:
+        if isinstance(given, Mapping):
+            for name in given:
+                if name in _UNBUILT:
+                    raise ValueError(f"{name}: {_UNBUILT[name]} do not exist in this release")
+                if name == "budget" and given[name] == "per_layer":
+                    raise ValueError("budget: per-layer budgets do not exist in this release")
+        return given
+
+    @model_validator(mode="after")
+    def _check_shares(self) -> "PolicyPatch":
+        for name in SHARES:
+            if (value := getattr(self, name)) is not None:
+                Ratio.parse(name, value)  # an InputError is a ValueError
+        return self
+
+    def changes(self) -> Fields:
+        """Get what was sent: a field's value as it is stored, or None to take it back."""
+        return {name: _stored(name, getattr(self, name)) for name in self.model_fields_set}
+
+
+def _stored(name: str, value: Any) -> Any:
+    return str(Ratio.parse(name, value)) if name in SHARES and value is not None else value
+
+
+def shown(name: str, value: Any) -> Any:
+    """Show a stored field: a share is a number."""
+    return float(Ratio.parse(name, value)) if name in SHARES else value
+
+
+def fields_of(policy: Policy) -> Fields:
+    """Take a policy apart, as its fields are stored."""
+    return {
+        name: str(value) if isinstance(value := getattr(policy, ours), Ratio) else value
+        for name, ours in POLICY_FIELDS.items()
+    }
+
+
+def policy_of(fields: Fields) -> Policy:
+    """Put a policy together from all of its fields.
+
+    Raises:
+        InputError: a value outside its domain.
+    """
+    values: dict[str, Any] = {
+        ours: Ratio.parse(name, fields[name]) if name in SHARES else fields[name]
+        for name, ours in POLICY_FIELDS.items()
+    }
+    return Policy(**values)
+
+
+class Expiry(BaseModel):
+    """When a policy's fields go back by themselves, and to what."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    at: Timestamp
+    restore: Fields
+
+
+class PolicyDocument(BaseModel):
+    """What is set of a policy; everything else comes from elsewhere."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    fields: Fields
+    expires: Expiry | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "PolicyDocument":
+        for fields in (self.fields, self.expires.restore if self.expires else {}):
+            PolicyPatch.model_validate(fields)
+        return self
+
+
+class TenantDocument(BaseModel):
+    """A tenant."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    description: str
+    created_at: Timestamp
+
+
+class KeyDocument(BaseModel):
+    """A key, without the key: its hash and its first characters."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    prefix: str
+    tenant: Name | None
+    scopes: list[Scope]
+    description: str
+    created_at: Timestamp
+    expires_at: Timestamp | None
+
+
+DOCUMENTS: dict[str, type[BaseModel]] = {
+    "policy": PolicyDocument,
+    "tenant": TenantDocument,
+    "key": KeyDocument,
+}
+
+
+def timestamp(moment: datetime) -> Timestamp:
+    """Write a moment as it is stored: UTC, to the second."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def moment(text: Timestamp) -> datetime:
+    """Read a timestamp.
+
+    Raises:
+        InputError: it is none, or has no time zone.
+    """
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise InputError("time", "ISO 8601, such as 2026-12-31T23:59:59Z", repr(text)) from None
+    if found.tzinfo is None:
+        raise InputError("time", "a time zone, such as Z", repr(text))
+    return found

@@ -1,0 +1,163 @@
+"""All documents at one revision, and what follows from them."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from spin_server.admin.documents import (
+    DEFAULT,
+    DOCUMENTS,
+    Fields,
+    KeyDocument,
+    PolicyDocument,
+    TenantDocument,
+    moment,
+    policy_of,
+)
+from spin_server.admin.store.interface import Change, Document, Ref, Snapshot, StoreError
+from spin_server.policy.policy import Policy
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """A policy as it is in force.
+
+    Args:
+        policy: all of it.
+        fields: the same, field by field, as stored.
+        sources: where each field comes from: `tenant`, `default` (the stored default policy) or
+            `launch` (the server's arguments, or their defaults).
+    """
+
+    policy: Policy
+    fields: Fields
+    sources: dict[str, str]
+
+
+def check(ref: Ref, body: Mapping[str, Any]) -> BaseModel:
+    """Read a stored document.
+
+    Raises:
+        StoreError: it is not what this release writes.
+    """
+    try:
+        return DOCUMENTS[ref.kind].model_validate(body)
+    except (KeyError, ValidationError) as error:
+        raise StoreError(
+            f"{ref.kind} {ref.name}: expected a document of this release, got {_in_one_line(error)}"
+        ) from None
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+@dataclass(frozen=True)
+class State:
+    """The documents of one revision, read and checked.
+
+    Args:
+        revision: the store's.
+        documents: as they are stored.
+        read: the same, as objects.
+        launch: the default policy's fields as the server was started with.
+    """
+
+    revision: int
+    documents: Mapping[Ref, Document]
+    read: Mapping[Ref, BaseModel]
+    launch: Fields
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, launch: Fields) -> "State":
+        """Read a snapshot.
+
+        Raises:
+            StoreError: a document is not what this release writes.
+        """
+        read = {ref: check(ref, document.body) for ref, document in snapshot.documents.items()}
+        return cls(snapshot.revision, snapshot.documents, read, launch)
+
+    def after(self, changes: Sequence[Change]) -> "State":
+        """Get the state that a commit makes."""
+        documents, read, revision = dict(self.documents), dict(self.read), self.revision + 1
+        for change in changes:
+            if change.after is None:
+                documents.pop(change.ref, None)
+                read.pop(change.ref, None)
+            else:
+                documents[change.ref] = Document(revision, change.after)
+                read[change.ref] = check(change.ref, change.after)
+        return replace(self, revision=revision, documents=documents, read=read)
+
+    def body(self, ref: Ref) -> dict[str, Any] | None:
+        """Get a document as it is stored, if there is one."""
+        document = self.documents.get(ref)
+        return None if document is None else document.body
+
+    def revision_of(self, ref: Ref) -> int:
+        """Get the revision that wrote a document last; 0 if there is none."""
+        document = self.documents.get(ref)
+        return 0 if document is None else document.revision
+
+    def tenant(self, name: str) -> TenantDocument | None:
+        """Get a tenant, if there is one."""
+        found = self.read.get(Ref("tenant", name))
+        assert found is None or isinstance(found, TenantDocument)
+        return found
+
+    def key(self, key_id: str) -> KeyDocument | None:
+        """Get a key, if there is one."""
+        found = self.read.get(Ref("key", key_id))
+        assert found is None or isinstance(found, KeyDocument)
+        return found
+
+    @cached_property
+    def tenants(self) -> list[str]:
+        """Names of all tenants, sorted."""
+        return sorted(ref.name for ref in self.documents if ref.kind == "tenant")
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """Ids of all keys, sorted."""
+        return sorted(ref.name for ref in self.documents if ref.kind == "key")
+
+    @cached_property
+    def key_ids(self) -> dict[str, str]:
+        """Ids of the keys by hash."""
+        return {key.sha256: n for n in self.keys if (key := self.key(n)) is not None}
+
+    def stored_policy(self, name: str) -> PolicyDocument:
+        """Get what is set of a policy; nothing, if nothing is."""
+        found = self.read.get(Ref("policy", name))
+        assert found is None or isinstance(found, PolicyDocument)
+        return PolicyDocument(fields={}) if found is None else found
+
+    def effective(self, name: str) -> Effective:
+        """Put a policy together: the tenant's fields, then the default's, then the launch's."""
+        layers = [("launch", self.launch), (DEFAULT, self.stored_policy(DEFAULT).fields)]
+        if name != DEFAULT:
+            layers.append(("tenant", self.stored_policy(name).fields))
+        fields: Fields = {}
+        sources: dict[str, str] = {}
+        for source, given in layers:
+            fields.update(given)
+            sources.update(dict.fromkeys(given, source))
+        return Effective(policy_of(fields), fields, sources)
+
+    @cached_property
+    def next_expiry(self) -> datetime | None:
+        """When the first policy goes back by itself, if one does."""
+        times = [
+            moment(found.expires.at)
+            for found in self.read.values()
+            if isinstance(found, PolicyDocument) and found.expires is not None
+        ]
+        return min(times, default=None)

@@ -1,0 +1,1 @@
+"""Where the admin layer's documents are kept: one small interface, one module per store."""
