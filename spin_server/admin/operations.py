@@ -129,7 +129,9 @@ def expire_policies(now: datetime) -> Operation:
     return operate
 
 
-def create_tenant(name: str, description: str, *, now: datetime) -> Operation:
+def create_tenant(
+    name: str, description: str, *, now: datetime, most_tenants: int = MOST_TENANTS
+) -> Operation:
     """Make a tenant, with the default policy until something is set."""
 
     def operate(state: State) -> list[Change]:
@@ -139,8 +141,10 @@ def create_tenant(name: str, description: str, *, now: datetime) -> Operation:
             )
         if state.tenant(name) is not None:
             raise ConflictError(f"tenant {name!r} exists")
-        if len(state.tenants) >= MOST_TENANTS:
-            raise ConflictError(f"tenants: expected at most {MOST_TENANTS:,}")
+        if len(state.tenants) >= most_tenants:
+            raise ConflictError(
+                f"tenants: expected at most {most_tenants:,}, as many as the policy table has rows"
+            )
         body = _dump(TenantDocument(description=description, created_at=timestamp(now)))
         return edit(state, Ref("tenant", name), body)
 

@@ -125,6 +125,11 @@ class State:
         return sorted(ref.name for ref in self.documents if ref.kind == "tenant")
 
     @cached_property
+    def tenants_without_policy(self) -> set[str]:
+        """Names of the tenants whose policy is the default one."""
+        return {name for name in self.tenants if Ref("policy", name) not in self.documents}
+
+    @cached_property
     def keys(self) -> list[str]:
         """Ids of all keys, sorted."""
         return sorted(ref.name for ref in self.documents if ref.kind == "key")

@@ -35,6 +35,11 @@ SPIN's own arguments:
   --spin-min-context T        contexts of no more tokens are scored densely (CPU 0, GPU 65536)
   --spin-seed S               of random exploration (0)
   --spin-off                  the unmodified indexer
+
+The admin API's (docs/admin.md):
+  --admin-store FILE          keep policies, tenants and keys here; without, there is no admin API
+  --admin-port P              where it listens (8081)
+  --admin-host H              and on which address (127.0.0.1)
 """
 
 
@@ -56,6 +61,7 @@ def main(argv: Sequence[str]) -> int:
         raise InputError("serve", f"MODEL first: {_USAGE}", argv[0] if argv else "nothing")
     model = argv[0]
 
+    from spin_server.cli.admin_guest import AdminGuest, read_admin_arguments
     from spin_server.cli.spin_arguments import read_spin_arguments
     from spin_server.engine.lifetime import stop_on_signals_during_start
     from spin_server.engine.versions import installed_vllm
@@ -63,13 +69,17 @@ def main(argv: Sequence[str]) -> int:
     stop_on_signals_during_start()
     installed_vllm()
     settings, rest = read_spin_arguments(argv[1:])
+    admin, rest = read_admin_arguments(rest)
+    if admin is not None and not settings.enabled:
+        raise InputError("serve", "SPIN to be on, beside --admin-store", "--spin-off")
     if model.startswith("--help="):
         return _vllm_help(model)
     _refuse_early(model, rest)
 
     from spin_server.engine.server import serve
 
-    return OK if serve(model, rest, settings) else ENGINE_DIED
+    guest = None if admin is None else AdminGuest(admin, settings.default.policy())
+    return OK if serve(model, rest, settings, guest) else ENGINE_DIED
 
 
 def _refuse_early(model: str, rest: Sequence[str]) -> None:

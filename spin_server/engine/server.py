@@ -8,8 +8,8 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -24,6 +24,7 @@ from spin_server.engine.model_support import (
     require_cpu_kernels,
 )
 from spin_server.engine.spin.admission import PolicyGate
+from spin_server.engine.spin.control import EngineControl
 from spin_server.engine.spin.layers import history_bytes
 from spin_server.engine.spin.metrics import SpinCollector, poll
 from spin_server.engine.spin.settings import (
@@ -46,13 +47,23 @@ _METRICS_PERIOD_SECONDS = 5.0
 _STREAM_SECONDS = 5
 
 
-def serve(model: str, vllm_arguments: Sequence[str], settings: SpinSettings) -> bool:
+# Runs beside the server, from before it is ready until it has stopped.
+Guest = Callable[[EngineControl], AbstractAsyncContextManager[None]]
+
+
+def serve(
+    model: str,
+    vllm_arguments: Sequence[str],
+    settings: SpinSettings,
+    guest: Guest | None = None,
+) -> bool:
     """Serve a model until a signal or the engine's death.
 
     Args:
         model: a folder, or a name for vLLM to look up.
         vllm_arguments: vLLM's own, unchanged; ours are added where they are absent.
         settings: SPIN's, for every process of the engine.
+        guest: runs in the event loop of the server, and may change its policies.
 
     Returns:
         True after a requested shutdown, False if the engine died.
@@ -92,7 +103,7 @@ def serve(model: str, vllm_arguments: Sequence[str], settings: SpinSettings) -> 
 
     import uvloop
 
-    survived: bool = uvloop.run(_serve(args, required, settings, started))
+    survived: bool = uvloop.run(_serve(args, required, settings, started, guest))
     return survived
 
 
@@ -318,19 +329,23 @@ async def _verify(engine_client: Any, required: Sequence[str], settings: SpinSet
 
 
 def _export_metrics(
-    args: argparse.Namespace, engine_client: Any, settings: SpinSettings, verified: Verified
-) -> "asyncio.Task[None]":
-    """Add SPIN's metrics to vLLM's, and keep them fresh."""
+    args: argparse.Namespace, settings: SpinSettings, verified: Verified
+) -> SpinCollector:
+    """Add SPIN's metrics to vLLM's."""
     from vllm.v1.metrics.prometheus import get_prometheus_registry
 
     name = (args.served_model_name or [args.model])[0]
     collector = SpinCollector(name, settings, verified.plugins)
     get_prometheus_registry().register(collector)
-    return asyncio.create_task(poll(engine_client, collector, _METRICS_PERIOD_SECONDS))
+    return collector
 
 
 async def _serve(
-    args: argparse.Namespace, required: Sequence[str], settings: SpinSettings, started: float
+    args: argparse.Namespace,
+    required: Sequence[str],
+    settings: SpinSettings,
+    started: float,
+    guest: Guest | None,
 ) -> bool:
     from vllm.entrypoints.launchers.api_server.entry import (
         build_and_serve,
@@ -358,8 +373,12 @@ async def _serve(
         except Exception as error:  # also what a backend or a parser that was named raises
             raise StartupError(f"the engine did not start: {_in_one_line(error)}") from error
         verified = await _verify(engine_client, required, settings)
-        PolicyGate(settings).guard(engine_client)
-        polling = _export_metrics(args, engine_client, settings, verified)
+        gate, collector = PolicyGate(settings), _export_metrics(args, settings, verified)
+        gate.guard(engine_client)
+        if guest is not None:
+            control = EngineControl(engine_client, settings, gate, collector)
+            await stack.enter_async_context(guest(control))
+        polling = asyncio.create_task(poll(engine_client, collector, _METRICS_PERIOD_SECONDS))
         shutdown = engine_client.shutdown
 
         def note_and_shutdown(*arguments: Any, **keywords: Any) -> None:

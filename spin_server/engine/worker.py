@@ -52,6 +52,34 @@ class SpinWorkerExtension:
             report["missing_kernels"] = missing_kernels()
         return report
 
+    def spin_apply(self, revision: int, rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        """Write rows of the policy table in place, and report it: see `spin_policies`.
+
+        Args:
+            revision: what the table holds then.
+            rows: `PolicySettings` by row, as JSON.
+        """
+        from spin_server.engine.spin.settings import PolicySettings
+        from spin_server.engine.spin.worker_state import worker_spin
+
+        table = worker_spin().table
+        try:
+            policies = {int(row): PolicySettings(**given).policy() for row, given in rows.items()}
+            if table is not None:
+                table.write_all(policies, revision)
+        except ValueError as error:
+            return {"rank": self.rank, "error": str(error)}
+        return self.spin_policies()
+
+    def spin_policies(self) -> dict[str, Any]:
+        """Report the policy table: `rank`, and its `revision` and `digest`, or an `error`."""
+        from spin_server.engine.spin.worker_state import worker_spin
+
+        table = worker_spin().table
+        if table is None:
+            return {"rank": self.rank, "error": "this worker has no policy table"}
+        return {"rank": self.rank, "revision": table.revision, "digest": table.digest()}
+
     def spin_snapshot(self) -> dict[str, Any]:
         """Report this worker's counters: see `WorkerSpin.snapshot`; `rank` names the worker."""
         from spin_server.engine.spin.worker_state import worker_spin

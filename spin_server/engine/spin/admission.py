@@ -5,6 +5,7 @@ send those too (`vllm_xargs`), so what they send under our names is checked here
 """
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 from spin_server.engine.spin.settings import POLICY_ARGUMENT, SpinSettings
@@ -22,7 +23,12 @@ class PolicyGate:
 
     def __init__(self, settings: SpinSettings) -> None:
         self._ids = {"default": 0} | {n: i for i, n in enumerate(settings.policies, start=1)}
+        self._tenants: dict[str, int] = {}
         self._open = settings.allow_request_policy
+
+    def name_rows(self, rows: Mapping[str, int]) -> None:
+        """Say which row of the table each tenant has; the names of the launch come first."""
+        self._tenants = dict(rows)
 
     def admit(self, extra_args: dict[str, Any] | None) -> dict[str, Any]:
         """Replace what the client sent under our names by the policy's id.
@@ -41,12 +47,19 @@ class PolicyGate:
                 "absent, for this server does not let clients choose (--spin-allow-request-policy)",
                 repr(name),
             )
-        if name is not None and not (isinstance(name, str) and name in self._ids):
+        row = 0 if name is None else self._row(name)
+        if row is None:
+            kinds = " or a tenant" if self._tenants else ""
             raise InputError(
-                f"vllm_xargs.{POLICY_ARGUMENT}", f"one of {', '.join(self._ids)}", repr(name)
+                f"vllm_xargs.{POLICY_ARGUMENT}", f"one of {', '.join(self._ids)}{kinds}", repr(name)
             )
-        extra[POLICY_ARGUMENT] = self._ids[name] if name is not None else 0
+        extra[POLICY_ARGUMENT] = row
         return extra
+
+    def _row(self, name: object) -> int | None:
+        if not isinstance(name, str):
+            return None
+        return self._ids.get(name, self._tenants.get(name))
 
     def guard(self, engine_client: Any) -> None:
         """Make every request of a vLLM engine client pass this gate.

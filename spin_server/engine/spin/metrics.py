@@ -37,6 +37,7 @@ class SpinCollector(Collector):
         self._policy = settings.default.policy()
         self._enabled = settings.enabled
         self.snapshot: dict[str, Any] | None = None
+        self.desired_revision: int | None = None  # of the policies, once somebody sets one
 
     def collect(self) -> Iterator[Metric]:
         """Yield SPIN's metric families; no counters before the first snapshot."""
@@ -132,6 +133,8 @@ class SpinCollector(Collector):
             "spin_config_revision", "revision of the policy table", labels=[*_BASE, "kind"]
         )
         revision.add_metric([*self._base, "applied"], snapshot["revision"])
+        if self.desired_revision is not None:
+            revision.add_metric([*self._base, "desired"], self.desired_revision)
         yield revision
 
 

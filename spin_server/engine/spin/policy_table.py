@@ -1,5 +1,7 @@
 """The policies as tensors that are written in place while the engine runs."""
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import fields
 
 import torch
@@ -24,7 +26,7 @@ class PolicyTable:
     Attributes:
         columns: each [capacity]; they keep their addresses for life, so that a captured CUDA
             graph reads what was written last.
-        revision: how often a row was written.
+        revision: of what was written last, if the writer counts; otherwise how often a row was.
     """
 
     def __init__(self, capacity: int, default: Policy, device: torch.device | str = "cpu") -> None:
@@ -49,12 +51,35 @@ class PolicyTable:
         Raises:
             InputError: no such row.
         """
-        if not 0 <= policy_id < self.capacity:
-            raise InputError("policy id", f"0 to {self.capacity - 1}", policy_id)
-        row = PolicyRows.of([policy])
+        self.write_all({policy_id: policy}, self.revision + 1)
+
+    def write_all(self, policies: Mapping[int, Policy], revision: int) -> None:
+        """Replace rows in place, with one copy a column.
+
+        Args:
+            policies: by row.
+            revision: what the table holds then.
+
+        Raises:
+            InputError: no such row; nothing was written.
+        """
+        for policy_id in policies:
+            if not 0 <= policy_id < self.capacity:
+                raise InputError("policy id", f"0 to {self.capacity - 1}", policy_id)
+        if policies:
+            rows = PolicyRows.of(list(policies.values()))
+            places = torch.tensor(list(policies))
+            for name in _COLUMNS:
+                column = getattr(self.columns, name)
+                column[places.to(column.device)] = getattr(rows, name).to(column.device)
+        self.revision = revision
+
+    def digest(self) -> str:
+        """Hash what the table holds, read back from where it lies."""
+        found = hashlib.sha256()
         for name in _COLUMNS:
-            getattr(self.columns, name)[policy_id] = getattr(row, name)[0]
-        self.revision += 1
+            found.update(getattr(self.columns, name).cpu().numpy().tobytes())
+        return found.hexdigest()
 
     def rows(self, policy_ids: Tensor) -> PolicyRows:
         """Gather the rows of a batch.

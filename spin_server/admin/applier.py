@@ -1,0 +1,163 @@
+"""Brings the engine to the store's revision, and keeps it there.
+
+Rows are written in place while requests run; a request that is in flight takes the new policy at
+its next step. Changes that come in quick succession share a write.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+
+from spin_server.admin.administration import Administration
+from spin_server.admin.documents import DEFAULT
+from spin_server.admin.engine_link import EngineLink, RankReport
+from spin_server.admin.errors import RefusedError
+from spin_server.admin.state import State
+from spin_server.policy.policy import Policy
+
+logger = logging.getLogger(__name__)
+
+_MOST_PAUSE_SECONDS = 30.0
+
+
+class RowAllotment:
+    """Which row of the policy table each tenant has.
+
+    A row that becomes free is given away last of all free rows: requests of the tenant that had it
+    may still be running.
+
+    Args:
+        rows: that may be given away.
+    """
+
+    def __init__(self, rows: range) -> None:
+        self._free = deque(rows)
+        self._rows: dict[str, int] = {}
+
+    def allot(self, tenants: list[str]) -> dict[str, int]:
+        """Give every tenant a row; tenants that are gone lose theirs. None left: no row."""
+        for gone in self._rows.keys() - set(tenants):
+            self._free.append(self._rows.pop(gone))
+        for tenant in tenants:
+            if tenant not in self._rows and self._free:
+                self._rows[tenant] = self._free.popleft()
+        return dict(self._rows)
+
+
+class Applier:
+    """Applies every revision of the store to the engine.
+
+    Args:
+        administration: whose documents are applied.
+        link: to the engine.
+        period_seconds: how often it looks what others wrote.
+        pause_seconds: least time between two writes to the engine.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        administration: Administration,
+        link: EngineLink,
+        *,
+        period_seconds: float = 1.0,
+        pause_seconds: float = 0.05,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._administration, self._link, self._clock = administration, link, clock
+        self._period, self._pause = period_seconds, pause_seconds
+        self._allotment = RowAllotment(range(link.first_row, link.capacity))
+        self._wake = asyncio.Event()
+        self._moved = asyncio.Condition()
+        self._sent: dict[int, Policy] = {}  # rows that the engine is known to hold
+        self.reports: list[RankReport] = []  # of the last write
+        self.applied: int | None = None  # revision that the whole engine holds
+        self.trouble: str | None = None  # why the engine is behind
+        self._behind_since: float | None = clock()
+
+    async def run(self) -> None:
+        """Apply until cancelled; a failed write is tried again, more and more slowly."""
+        pause = self._pause
+        while True:
+            await asyncio.to_thread(self._look)
+            try:
+                await self.catch_up()
+                pause = self._pause
+            except Exception as error:  # whatever the engine's client raises
+                self._note(f"{type(error).__name__}: {error}")
+                pause = min(max(pause, 0.5) * 2, _MOST_PAUSE_SECONDS)
+            await asyncio.sleep(pause)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), self._period)
+            self._wake.clear()
+
+    def _look(self) -> None:
+        self._administration.refresh()
+        try:
+            self._administration.expire()
+        except RefusedError as error:
+            logger.error("admin: a time limit has passed, but %s", error)
+
+    def _note(self, trouble: str) -> None:
+        self._sent = {}  # part of it may have arrived: send everything next time
+        if trouble != self.trouble:
+            logger.error("admin: the engine does not take the policies: %s", trouble)
+        self.trouble = trouble
+        if self._behind_since is None:
+            self._behind_since = self._clock()
+
+    async def catch_up(self) -> None:
+        """Write what the engine lacks, if anything.
+
+        Raises:
+            Exception: the engine does not take it.
+        """
+        state = self._administration.state
+        if state.revision == self.applied and self.trouble is None:
+            self._behind_since = None
+            return
+        names = self._allotment.allot(state.tenants)
+        rows = self._rows(state, names)
+        lacking = {row: policy for row, policy in rows.items() if self._sent.get(row) != policy}
+        reports = await self._link.apply(state.revision, lacking)
+        # Requests may be sent to a row only once it holds the tenant's policy.
+        self._link.name_rows(names)
+        async with self._moved:
+            self._sent, self.reports, self.applied = rows, reports, state.revision
+            self.trouble = self._behind_since = None
+            self._moved.notify_all()
+
+    @staticmethod
+    def _rows(state: State, names: dict[str, int]) -> dict[int, Policy]:
+        rows = {0: state.effective(DEFAULT).policy}
+        plain = state.tenants_without_policy
+        for name, row in names.items():
+            rows[row] = rows[0] if name in plain else state.effective(name).policy
+        return rows
+
+    async def reach(self, revision: int, timeout_seconds: float) -> bool:
+        """Wait until the engine holds a revision, or a later one.
+
+        Returns:
+            Whether it does.
+        """
+        self._wake.set()
+        try:
+            async with asyncio.timeout(timeout_seconds), self._moved:
+                await self._moved.wait_for(
+                    lambda: self.applied is not None and self.applied >= revision
+                )
+        except TimeoutError:
+            return False
+        return True
+
+    def behind_seconds(self) -> float:
+        """For how long the engine has lacked the store's revision; 0 if it holds it."""
+        if self.applied == self._administration.state.revision:
+            return 0.0
+        if self._behind_since is None:
+            self._behind_since = self._clock()
+        return self._clock() - self._behind_since

@@ -1,0 +1,1 @@
+"""The admin API over HTTP: one file per resource."""

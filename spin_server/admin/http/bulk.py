@@ -1,0 +1,121 @@
+"""Several changes in one commit: all of them, or none."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+
+from spin_server.admin.access import Principal
+from spin_server.admin.documents import Name, PolicyPatch
+from spin_server.admin.http.context import Caller_, Write_, show_change, show_dry_run
+from spin_server.admin.http.policies import owner
+from spin_server.admin.http.tenants import Description
+from spin_server.admin.operations import (
+    Operation,
+    create_tenant,
+    delete_tenant,
+    describe_tenant,
+    patch_policy,
+    together,
+)
+
+router = APIRouter(prefix="/v1/bulk", tags=["bulk"])
+
+_Match = Annotated[str, Field(max_length=100, description="as the header", examples=['"0"'])]
+
+
+class _Step(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name
+
+
+class PatchPolicy(_Step):
+    """As `PATCH /v1/policies/{name}`."""
+
+    op: Literal["patch_policy"]
+    patch: PolicyPatch
+    if_match: _Match
+    ttl_seconds: int | None = Field(default=None, ge=1, le=366 * 86400)
+
+
+class CreateTenant(_Step):
+    """As `POST /v1/tenants`."""
+
+    op: Literal["create_tenant"]
+    description: Description = ""
+
+
+class DescribeTenant(_Step):
+    """As `PATCH /v1/tenants/{name}`."""
+
+    op: Literal["describe_tenant"]
+    description: Description
+    if_match: _Match
+
+
+class DeleteTenant(_Step):
+    """As `DELETE /v1/tenants/{name}`."""
+
+    op: Literal["delete_tenant"]
+    if_match: _Match
+
+
+Step = Annotated[
+    PatchPolicy | CreateTenant | DescribeTenant | DeleteTenant, Field(discriminator="op")
+]
+
+
+class Bulk(BaseModel):
+    """Changes, each based on what the ones before it made."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    operations: list[Step] = Field(
+        min_length=1,
+        max_length=2000,
+        examples=[
+            [
+                {"op": "create_tenant", "name": "search-team"},
+                {
+                    "op": "patch_policy",
+                    "name": "search-team",
+                    "patch": {"target_sparsity": 0.5},
+                    "if_match": '"0"',
+                },
+            ]
+        ],
+    )
+
+
+def _operation(step: Step, principal: Principal, now: datetime, most_tenants: int) -> Operation:
+    if isinstance(step, CreateTenant):
+        principal.require("write")
+        return create_tenant(step.name, step.description, now=now, most_tenants=most_tenants)
+    if isinstance(step, DeleteTenant):
+        principal.require("write")
+        return delete_tenant(step.name, step.if_match)
+    if isinstance(step, DescribeTenant):
+        principal.require("write", step.name)
+        return describe_tenant(step.name, step.description, step.if_match)
+    principal.require("write", owner(step.name))
+    return patch_policy(
+        step.name, step.patch.changes(), step.if_match, now=now, ttl_seconds=step.ttl_seconds
+    )
+
+
+@router.post("", summary="Make several changes at once")
+async def apply(bulk: Bulk, caller: Caller_, query: Write_) -> dict[str, Any]:
+    """All changes make one revision; if one is refused, none is made."""
+    now, link = caller.administration.clock(), caller.services.link
+    most_tenants = link.capacity - link.first_row
+    operations = [_operation(step, caller.principal, now, most_tenants) for step in bulk.operations]
+    outcome = await caller.perform(together(operations), query)
+    if query.dry_run:
+        return show_dry_run(outcome)
+    return {
+        "revision": outcome.state.revision,
+        "changes": [show_change(change) for change in outcome.changes],
+        "applied": await caller.applied(outcome),
+    }

@@ -1,0 +1,170 @@
+"""What every route needs: the caller, the documents, and a way to make a change."""
+
+import re
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from fastapi import Depends, Header, Query, Request, Security
+from fastapi.security import APIKeyHeader
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
+
+from spin_server.admin.access import Principal, authenticate
+from spin_server.admin.administration import Administration, Author, Outcome
+from spin_server.admin.applier import Applier
+from spin_server.admin.engine_link import EngineLink
+from spin_server.admin.errors import UnauthorizedError
+from spin_server.admin.operations import Operation, visible
+from spin_server.admin.store.interface import Change
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+APPLY_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What the application is made of."""
+
+    administration: Administration
+    applier: Applier
+    link: EngineLink
+
+
+class WriteQuery(BaseModel):
+    """Parameters of every write."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    dry_run: Literal["All"] | None = Field(
+        default=None, alias="dryRun", description="`All`: answer with what would change, only"
+    )
+    reason: str = Field(
+        default="", max_length=500, description="why; kept in the audit log", examples=["INC-7"]
+    )
+
+
+class ReadQuery(BaseModel):
+    """No parameters; unknown ones are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+IfMatch = Annotated[
+    str | None,
+    Header(description="ETag of the document that the change is based on", examples=['"7"']),
+]
+
+_scheme = APIKeyHeader(
+    name="Authorization", scheme_name="key", description="Bearer KEY", auto_error=False
+)
+
+
+class Caller:
+    """A request with a valid key."""
+
+    def __init__(self, services: Services, principal: Principal, request: Request) -> None:
+        self.services, self.principal = services, principal
+        self._action = f"{request.method} {request.url.path}"
+        given = request.headers.get("x-request-id", "")
+        self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+    @property
+    def administration(self) -> Administration:
+        """The documents."""
+        return self.services.administration
+
+    def author(self, reason: str) -> Author:
+        """Say who asks for a change."""
+        return Author(self.principal.key_id, self._action, reason, self.request_id)
+
+    async def perform(self, operation: Operation, query: WriteQuery) -> Outcome:
+        """Try or commit an operation."""
+        return await run_in_threadpool(
+            self.administration.perform,
+            operation,
+            self.author(query.reason),
+            dry_run=query.dry_run is not None,
+        )
+
+    async def applied(self, outcome: Outcome) -> dict[str, Any]:
+        """Wait until the engine holds what was written, and say which rank holds what."""
+        applier, revision = self.services.applier, outcome.state.revision
+        complete = await applier.reach(revision, APPLY_SECONDS)
+        return {
+            "complete": complete,
+            "desired_revision": revision,
+            "ranks": [
+                {"engine": r.engine, "rank": r.rank, "revision": r.revision}
+                for r in applier.reports
+            ],
+            "trouble": applier.trouble,
+        }
+
+
+def services(request: Request) -> Services:
+    """Get what the application is made of."""
+    found = request.app.state.services
+    assert isinstance(found, Services)
+    return found
+
+
+def caller(
+    request: Request,
+    found: Annotated[Services, Depends(services)],
+    authorization: Annotated[str | None, Security(_scheme)],
+) -> Caller:
+    """Find the caller by his key."""
+    if len(request.headers.getlist("authorization")) > 1:
+        raise UnauthorizedError("expected one header Authorization")
+    administration = found.administration
+    principal = authenticate(administration.state, authorization, administration.clock())
+    return Caller(found, principal, request)
+
+
+Services_ = Annotated[Services, Depends(services)]
+Caller_ = Annotated[Caller, Depends(caller)]
+Write_ = Annotated[WriteQuery, Query()]
+Read_ = Annotated[ReadQuery, Query()]
+
+
+def show_change(change: Change) -> dict[str, Any]:
+    """Show what a commit does to one document."""
+    return {
+        "kind": change.ref.kind,
+        "name": change.ref.name,
+        "before": visible(change.before),
+        "after": visible(change.after),
+    }
+
+
+def show_dry_run(outcome: Outcome, clamps: list[str] | None = None) -> dict[str, Any]:
+    """Show what an operation would do."""
+    return {
+        "dry_run": True,
+        "changes": [show_change(change) for change in outcome.changes],
+        "clamps": clamps or [],
+    }
+
+
+def page(names: list[str], cursor: str | None, limit: int) -> tuple[list[str], str | None]:
+    """Cut a page out of sorted names: those after the cursor, and the next cursor."""
+    rest = [name for name in names if cursor is None or name > cursor]
+    found = rest[:limit]
+    return found, found[-1] if len(rest) > limit else None
+
+
+class PageQuery(BaseModel):
+    """Which part of a list."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    limit: int = Field(default=50, ge=1, le=500, description="items at most")
+    cursor: str | None = Field(
+        default=None, max_length=128, description="`next_cursor` of the page before"
+    )
+
+
+Page_ = Annotated[PageQuery, Query()]
+Operate = Callable[[], Operation]

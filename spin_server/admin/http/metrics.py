@@ -1,0 +1,63 @@
+"""What the admin API counts of itself."""
+
+from prometheus_client import Counter, Gauge
+from prometheus_client.registry import CollectorRegistry
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from spin_server.admin.http.context import Services
+
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+
+
+class AdminMetrics:
+    """Counters and gauges of the admin API.
+
+    Args:
+        registry: where they are exported.
+        services: whose revisions are exported.
+    """
+
+    def __init__(self, registry: CollectorRegistry, services: Services) -> None:
+        self.requests = Counter(
+            "spin_admin_requests",
+            "requests of the admin API",
+            ("route", "method", "code"),
+            registry=registry,
+        )
+        desired = Gauge(
+            "spin_admin_store_revision", "newest revision of the admin store", registry=registry
+        )
+        desired.set_function(lambda: services.administration.state.revision)
+        behind = Gauge(
+            "spin_admin_behind_seconds",
+            "for how long the engine has lacked the store's newest revision",
+            registry=registry,
+        )
+        behind.set_function(services.applier.behind_seconds)
+
+
+class CountRequests:
+    """Counts requests by route, method and status; what matches no route counts as one.
+
+    Args:
+        app: what is behind.
+        metrics: where they are counted.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: AdminMetrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = getattr(scope.get("route"), "path", "none")
+                method = scope["method"] if scope["method"] in _METHODS else "other"
+                self._metrics.requests.labels(route, method, str(message["status"])).inc()
+            await send(message)
+
+        await self._app(scope, receive, counted)

@@ -1,0 +1,113 @@
+"""Revisions and the audit log: what changed, who changed it, and the way back."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+from pydantic import Field
+from starlette.concurrency import run_in_threadpool
+
+from spin_server.admin.errors import InvalidError, PreconditionError, UnconditionalError
+from spin_server.admin.http.context import (
+    Caller_,
+    IfMatch,
+    Page_,
+    PageQuery,
+    ReadQuery,
+    Write_,
+    show_change,
+    show_dry_run,
+)
+from spin_server.admin.operations import difference, etag, restore
+from spin_server.admin.store.interface import Commit
+
+router = APIRouter(tags=["revisions"])
+
+Revision = Annotated[int, Path(ge=0, le=2**53, examples=[1])]
+
+
+class DiffQuery(ReadQuery):
+    """What to compare with."""
+
+    against: int | None = Field(
+        default=None, ge=0, le=2**53, description="another revision; the newest unless given"
+    )
+
+
+def _show(commit: Commit) -> dict[str, Any]:
+    entry = commit.entry
+    return {
+        "revision": commit.revision,
+        "at": entry.at,
+        "actor": entry.actor,
+        "action": entry.action,
+        "reason": entry.reason,
+        "request_id": entry.request_id,
+    }
+
+
+async def _commits(caller: Caller_, query: PageQuery) -> tuple[list[Commit], str | None]:
+    if query.cursor is not None and not (query.cursor.isascii() and query.cursor.isdigit()):
+        raise InvalidError("cursor: expected the next_cursor of the page before")
+    before = None if query.cursor is None else min(int(query.cursor), 2**53)
+    found = await run_in_threadpool(caller.administration.log, before=before, limit=query.limit + 1)
+    more = len(found) > query.limit
+    found = found[: query.limit]
+    return found, str(found[-1].revision) if more else None
+
+
+@router.get("/v1/audit", summary="Read the audit log")
+async def audit(caller: Caller_, query: Page_) -> dict[str, Any]:
+    """Who changed what, when and why, newest first; no entry can be changed or removed."""
+    caller.principal.require("audit")
+    found, cursor = await _commits(caller, query)
+    items = [{**_show(c), "changes": [show_change(change) for change in c.changes]} for c in found]
+    return {"items": items, "next_cursor": cursor}
+
+
+@router.get("/v1/revisions", summary="List revisions")
+async def list_revisions(caller: Caller_, query: Page_) -> dict[str, Any]:
+    """All revisions, newest first, and which documents each changed."""
+    caller.principal.require("read")
+    found, cursor = await _commits(caller, query)
+    items = [
+        {**_show(c), "changed": [f"{change.ref.kind} {change.ref.name}" for change in c.changes]}
+        for c in found
+    ]
+    return {"items": items, "next_cursor": cursor}
+
+
+@router.get("/v1/revisions/{revision}/diff", summary="Compare two revisions")
+async def diff(
+    revision: Revision, caller: Caller_, query: Annotated[DiffQuery, Query()]
+) -> dict[str, Any]:
+    """What leads from one revision's policies and tenants to another's; keys are left out."""
+    caller.principal.require("read")
+    _, before = await run_in_threadpool(caller.administration.bodies_at, revision)
+    against = caller.administration.state.revision if query.against is None else query.against
+    _, after = await run_in_threadpool(caller.administration.bodies_at, against)
+    changes = [show_change(change) for change in difference(before, after)]
+    return {"from": revision, "to": against, "changes": changes}
+
+
+@router.post("/v1/revisions/{revision}/revert", summary="Go back to a revision")
+async def revert(
+    revision: Revision, caller: Caller_, query: Write_, if_match: IfMatch = None
+) -> dict[str, Any]:
+    """Bring policies and tenants back to what they were, in a new revision.
+
+    `If-Match` names the newest revision. Keys stay as they are: a revoked key is not revived.
+    """
+    caller.principal.require("write")
+    base, wanted = await run_in_threadpool(caller.administration.bodies_at, revision)
+    if if_match is None:
+        raise UnconditionalError(f"expected If-Match: {etag(base)}, the newest revision")
+    if if_match.strip() not in ("*", etag(base)):
+        raise PreconditionError(f"expected If-Match {etag(base)}, the newest, got {if_match}")
+    outcome = await caller.perform(restore(wanted, base), query)
+    if query.dry_run:
+        return show_dry_run(outcome)
+    return {
+        "revision": outcome.state.revision,
+        "changes": [show_change(change) for change in outcome.changes],
+        "applied": await caller.applied(outcome),
+    }

@@ -1,0 +1,82 @@
+"""How things are: status for people, probes and metrics for machines."""
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from spin_server.admin.http.context import APPLY_SECONDS, Caller_, Read_, Services_
+from spin_server.admin.http.policies import show_policy
+
+router = APIRouter()
+
+# An apply takes a step of the engine; one that takes longer than this is stuck.
+READY_SECONDS = 5.0
+
+
+@router.get("/v1/status", tags=["status"], summary="Read what is wanted and what is")
+async def status(caller: Caller_, _: Read_, response: Response) -> dict[str, Any]:
+    """The store's revision, every worker's, read back from it, and what SPIN did so far."""
+    caller.principal.require("read", caller.principal.tenant)
+    services = caller.services
+    administration, applier = services.administration, services.applier
+    state, engine_trouble = administration.state, applier.trouble
+    ranks: list[dict[str, int]] = []
+    realized: dict[str, float | int | None] | None = None
+    try:
+        async with asyncio.timeout(APPLY_SECONDS):
+            reports = await services.link.reports()
+            figures = await services.link.figures()
+        ranks = [{"engine": r.engine, "rank": r.rank, "revision": r.revision} for r in reports]
+        sparse = figures.kept + figures.skipped
+        realized = {
+            "sparse_step_blocks": sparse,
+            "dense_step_blocks": figures.dense,
+            "realized_sparsity": figures.skipped / sparse if sparse else None,
+            "realized_exploration": figures.explored / figures.kept if figures.kept else None,
+        }
+    except Exception as error:  # whatever the engine's client raises; the rest is still of use
+        engine_trouble = engine_trouble or f"{type(error).__name__}: {error}"
+    response.headers["ETag"] = f'"{state.revision}"'
+    return {
+        "desired_revision": state.revision,
+        "applied_revision": applier.applied,
+        "behind_seconds": round(applier.behind_seconds(), 3),
+        "ranks": ranks,
+        "default_policy": show_policy(state, "default"),
+        "realized": realized,
+        "tenants": len(state.tenants),
+        "keys": len(state.keys),
+        "trouble": {"store": administration.trouble, "engine": engine_trouble},
+    }
+
+
+@router.get("/livez", include_in_schema=False)
+async def livez() -> PlainTextResponse:
+    """Whether this process answers."""
+    return PlainTextResponse("ok")
+
+
+@router.get("/readyz", include_in_schema=False)
+async def readyz(services: Services_) -> Response:
+    """Whether the engine holds the stored policies."""
+    applier, administration = services.applier, services.administration
+    behind = applier.behind_seconds()
+    if applier.applied is not None and behind < READY_SECONDS:
+        return PlainTextResponse("ok")
+    return JSONResponse(
+        {
+            "desired_revision": administration.state.revision,
+            "applied_revision": applier.applied,
+            "behind_seconds": round(behind, 3),
+        },
+        503,
+    )
+
+
+@router.get("/metrics", include_in_schema=False)
+async def metrics(request: Request) -> Response:
+    """Metrics, in Prometheus's text format."""
+    return Response(generate_latest(request.app.state.registry), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,142 @@
+"""Tenants: who shares the service."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from spin_server.admin.documents import Name, PolicyPatch
+from spin_server.admin.errors import NotFoundError
+from spin_server.admin.http.context import (
+    Caller_,
+    IfMatch,
+    Page_,
+    Read_,
+    Write_,
+    page,
+    show_dry_run,
+)
+from spin_server.admin.http.policies import show_policy
+from spin_server.admin.operations import (
+    create_tenant,
+    delete_tenant,
+    describe_tenant,
+    etag,
+    patch_policy,
+    together,
+)
+from spin_server.admin.state import State
+from spin_server.admin.store.interface import Ref
+
+router = APIRouter(prefix="/v1/tenants", tags=["tenants"])
+
+Description = Annotated[str, Field(max_length=200, description="for people", examples=["Search"])]
+
+
+class NewTenant(BaseModel):
+    """A tenant to make."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name
+    description: Description = ""
+    policy: PolicyPatch = Field(default=PolicyPatch(), description="fields that differ")
+
+
+class TenantPatch(BaseModel):
+    """What may change of a tenant."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    description: Description
+
+
+def show_tenant(state: State, name: str) -> dict[str, Any]:
+    """Show a tenant and its policy."""
+    tenant = state.tenant(name)
+    assert tenant is not None
+    return {
+        "name": name,
+        "revision": state.revision_of(Ref("tenant", name)),
+        "description": tenant.description,
+        "created_at": tenant.created_at,
+        "policy": show_policy(state, name),
+    }
+
+
+@router.get("", summary="List tenants")
+async def list_tenants(caller: Caller_, query: Page_) -> dict[str, Any]:
+    """All tenants by name; a key that is bound to one sees that one."""
+    caller.principal.require("read", caller.principal.tenant)
+    state = caller.administration.state
+    own = caller.principal.tenant
+    names = state.tenants if own is None else [n for n in state.tenants if n == own]
+    found, cursor = page(names, query.cursor, query.limit)
+    return {"items": [show_tenant(state, name) for name in found], "next_cursor": cursor}
+
+
+@router.post("", status_code=201, summary="Make a tenant")
+async def create(
+    tenant: NewTenant, caller: Caller_, query: Write_, response: Response
+) -> dict[str, Any]:
+    """The tenant and what is given of its policy are made in one commit."""
+    caller.principal.require("write")
+    now, link = caller.administration.clock(), caller.services.link
+    operations = [
+        create_tenant(
+            tenant.name,
+            tenant.description,
+            now=now,
+            most_tenants=link.capacity - link.first_row,
+        )
+    ]
+    if changes := tenant.policy.changes():
+        operations.append(patch_policy(tenant.name, changes, "*", now=now))
+    outcome = await caller.perform(together(operations), query)
+    if query.dry_run:
+        response.status_code = 200
+        return show_dry_run(outcome)
+    response.headers["ETag"] = etag(outcome.state.revision)
+    response.headers["Location"] = f"/v1/tenants/{tenant.name}"
+    return {**show_tenant(outcome.state, tenant.name), "applied": await caller.applied(outcome)}
+
+
+@router.get("/{name}", summary="Read a tenant")
+async def read(name: Name, caller: Caller_, _: Read_, response: Response) -> dict[str, Any]:
+    """The tenant, with its policy as it is in force."""
+    caller.principal.require("read", name)
+    state = caller.administration.state
+    if state.tenant(name) is None:
+        raise NotFoundError(f"tenant {name!r}")
+    response.headers["ETag"] = etag(state.revision_of(Ref("tenant", name)))
+    return show_tenant(state, name)
+
+
+@router.patch("/{name}", summary="Describe a tenant")
+async def change(
+    name: Name,
+    patch: TenantPatch,
+    caller: Caller_,
+    query: Write_,
+    response: Response,
+    if_match: IfMatch = None,
+) -> dict[str, Any]:
+    """Change the description; the policy is changed at `/v1/policies/{name}`."""
+    caller.principal.require("write", name)
+    outcome = await caller.perform(describe_tenant(name, patch.description, if_match), query)
+    if query.dry_run:
+        return show_dry_run(outcome)
+    response.headers["ETag"] = etag(outcome.state.revision_of(Ref("tenant", name)))
+    return show_tenant(outcome.state, name)
+
+
+@router.delete("/{name}", summary="Delete a tenant")
+async def delete(
+    name: Name, caller: Caller_, query: Write_, if_match: IfMatch = None
+) -> dict[str, Any]:
+    """Its policy and its keys go with it."""
+    caller.principal.require("write")
+    outcome = await caller.perform(delete_tenant(name, if_match), query)
+    if query.dry_run:
+        return show_dry_run(outcome)
+    return {"deleted": name, "applied": await caller.applied(outcome)}

@@ -1,0 +1,122 @@
+"""The admin API's own listener, in the event loop of the process that serves.
+
+It listens before the server is ready, and stops with it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from pathlib import Path
+
+import uvicorn
+from prometheus_client.registry import CollectorRegistry
+
+from spin_server.admin.administration import Administration
+from spin_server.admin.applier import Applier
+from spin_server.admin.engine_link import EngineLink
+from spin_server.admin.http.app import create_app
+from spin_server.admin.http.context import Services
+from spin_server.admin.store.sqlite import SqliteStore
+from spin_server.errors import InputError, StartupError
+from spin_server.policy.policy import Policy
+
+logger = logging.getLogger(__name__)
+
+_DRAIN_SECONDS = 5
+_FIRST_APPLY_SECONDS = 60.0
+
+
+class _Server(uvicorn.Server):
+    """Leaves the signals to the process that it is a guest of."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def]
+        """Capture none."""
+        yield
+
+
+class AdminServer:
+    """The admin API of one serving process.
+
+    Args:
+        store: file of the store.
+        host, port: where to listen.
+        launch: the default policy that the server was started with.
+        link: to the engine.
+        registry: metrics are added here.
+
+    Raises:
+        InputError: the address cannot be had.
+        StoreError: the store cannot be read.
+    """
+
+    def __init__(
+        self,
+        store: Path,
+        host: str,
+        port: int,
+        launch: Policy,
+        link: EngineLink,
+        registry: CollectorRegistry,
+    ) -> None:
+        self._socket = _listen(host, port)
+        self.url = f"http://{host}:{self._socket.getsockname()[1]}"
+        self._store = SqliteStore(store)
+        self._administration = Administration(self._store, launch)
+        self.key_file = store.with_name(store.name + ".key")
+        self.made_key = self._administration.bootstrap(self.key_file)
+        self._applier = Applier(self._administration, link)
+        services = Services(self._administration, self._applier, link)
+        config = uvicorn.Config(
+            create_app(services, registry),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=_DRAIN_SECONDS,
+        )
+        self._server = _Server(config)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Listen, and bring the engine to the store's revision.
+
+        Raises:
+            StartupError: the engine does not take the policies.
+        """
+        self._tasks = [
+            asyncio.create_task(self._server.serve(sockets=[self._socket])),
+            asyncio.create_task(self._applier.run()),
+        ]
+        revision = self._administration.state.revision
+        if not await self._applier.reach(revision, _FIRST_APPLY_SECONDS):
+            raise StartupError(
+                f"admin: expected the engine to take revision {revision} of the stored policies, "
+                f"got {self._applier.trouble or 'no answer'}"
+            )
+
+    async def stop(self) -> None:
+        """Let open requests end, and let go of the store."""
+        self._server.should_exit = True
+        if self._tasks:
+            serving, applying = self._tasks
+            applying.cancel()
+            await asyncio.gather(serving, applying, return_exceptions=True)
+        self._socket.close()
+        self._store.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Take the address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+        found.listen(128)
+    except OSError as error:
+        found.close()
+        raise InputError("--admin-port", "a free address", f"{host}:{port} ({error})") from None
+    found.setblocking(False)
+    return found

@@ -1,0 +1,100 @@
+"""Change the policies of a running engine, and read back what its workers hold.
+
+Rows are written between two steps, into tensors that keep their addresses: nothing is captured
+again, and a request that is running takes its new policy at its next step.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spin_server.engine.spin.admission import PolicyGate
+from spin_server.engine.spin.metrics import SpinCollector
+from spin_server.engine.spin.policy_table import PolicyTable
+from spin_server.engine.spin.settings import PolicySettings, SpinSettings
+from spin_server.errors import StartupError
+from spin_server.policy.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRevision:
+    """What one worker's table holds, read back from it.
+
+    Args:
+        engine: number of the engine.
+        rank: of the worker.
+        revision: of the policies.
+    """
+
+    engine: int
+    rank: int
+    revision: int
+
+
+class EngineControl:
+    """The policies of a running engine.
+
+    Args:
+        engine_client: vLLM's.
+        settings: what the engine was started with.
+        gate: which learns the tenants' rows.
+        collector: which exports the wanted revision.
+    """
+
+    def __init__(
+        self,
+        engine_client: Any,
+        settings: SpinSettings,
+        gate: PolicyGate,
+        collector: SpinCollector,
+    ) -> None:
+        self._client, self._gate, self._collector = engine_client, gate, collector
+        self._wanted = PolicyTable.of(settings)  # what every worker's table has to hold
+        self.first_row = 1 + len(settings.policies)
+        self.capacity = settings.capacity
+
+    async def apply(self, revision: int, rows: Mapping[int, Policy]) -> list[WorkerRevision]:
+        """Write rows in place in every worker, and compare each table with what was meant.
+
+        Raises:
+            StartupError: a worker's table holds something else.
+        """
+        self._collector.desired_revision = revision
+        self._wanted.write_all(rows, revision)
+        written = {str(row): PolicySettings.of(policy).model_dump() for row, policy in rows.items()}
+        answers = await self._client.collective_rpc("spin_apply", args=(revision, written))
+        return self._checked(answers)
+
+    async def reports(self) -> list[WorkerRevision]:
+        """Read every worker's table back.
+
+        Raises:
+            StartupError: a worker's table holds something else than was written.
+        """
+        return self._checked(await self._client.collective_rpc("spin_policies"))
+
+    def _checked(self, answers: list[dict[str, Any]]) -> list[WorkerRevision]:
+        digest, revision = self._wanted.digest(), self._wanted.revision
+        for answer in answers:
+            if "error" in answer:
+                raise StartupError(f"worker {answer['rank']}: {answer['error']}")
+            if (answer["digest"], answer["revision"]) != (digest, revision):
+                raise StartupError(
+                    f"worker {answer['rank']}: expected the policies of revision {revision}, got "
+                    f"other values or another revision ({answer['revision']}) in its table"
+                )
+        return [WorkerRevision(0, answer["rank"], answer["revision"]) for answer in answers]
+
+    async def outcomes(self) -> dict[str, int]:
+        """Count blocks by outcome: see `WorkerSpin.snapshot`; every rank chooses the same."""
+        reports = await self._client.collective_rpc("spin_snapshot")
+        layers = next(r["layers"] for r in reports if r["rank"] == 0)
+        totals: dict[str, int] = {}
+        for outcomes in layers.values():
+            for outcome, count in outcomes.items():
+                totals[outcome] = totals.get(outcome, 0) + count
+        return totals
+
+    def name_rows(self, rows: Mapping[str, int]) -> None:
+        """Say which row each tenant's requests run with."""
+        self._gate.name_rows(rows)
