@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -19,7 +20,12 @@ from spin_server.policy.policy import BudgetMode, ExplorationPolicy, Policy
 from spin_server.policy.ratio import Ratio
 
 DEFAULT = "default"  # the policy of whoever has no other
-Share = StrictStr | StrictInt | StrictFloat  # true and false are no numbers
+# True and false are no numbers; a decimal string keeps its digits.
+Share = (
+    Annotated[StrictInt, Field(ge=0, le=1)]
+    | Annotated[StrictFloat, Field(ge=0, le=1, allow_inf_nan=False)]
+    | Annotated[StrictStr, Field(pattern=r"^(0?(\.[0-9]{1,9})|0|1(\.0{1,9})?)$")]
+)
 Name = Annotated[
     str,
     Field(
@@ -108,7 +114,12 @@ class PolicyPatch(BaseModel):
 
 
 def _stored(name: str, value: Any) -> Any:
-    return str(Ratio.parse(name, value)) if name in SHARES and value is not None else value
+    return _decimal(Ratio.parse(name, value)) if name in SHARES and value is not None else value
+
+
+def _decimal(ratio: Ratio) -> str:
+    """Write a share out, exactly and in one way: 0.3, 0.000002, 1."""
+    return format(Decimal(ratio.billionths).scaleb(-9).normalize(), "f")
 
 
 def shown(name: str, value: Any) -> Any:
@@ -119,7 +130,7 @@ def shown(name: str, value: Any) -> Any:
 def fields_of(policy: Policy) -> Fields:
     """Take a policy apart, as its fields are stored."""
     return {
-        name: str(value) if isinstance(value := getattr(policy, ours), Ratio) else value
+        name: _decimal(value) if isinstance(value := getattr(policy, ours), Ratio) else value
         for name, ours in POLICY_FIELDS.items()
     }
 

@@ -1,5 +1,6 @@
 """The admin application."""
 
+import functools
 from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI, Request, Response
@@ -8,6 +9,7 @@ from prometheus_client.registry import CollectorRegistry
 from spin_server import __version__
 from spin_server.admin.http import bulk, keys, policies, problems, revisions, status, tenants
 from spin_server.admin.http.context import Services
+from spin_server.admin.http.description import describe
 from spin_server.admin.http.limits import BodyLimit
 from spin_server.admin.http.metrics import AdminMetrics, CountRequests
 
@@ -61,6 +63,7 @@ def create_app(services: Services, registry: CollectorRegistry) -> FastAPI:
     for module in (policies, tenants, keys, revisions, bulk, status):
         app.include_router(module.router)
     problems.install(app)
+    app.openapi = functools.cache(lambda: describe(app))  # type: ignore[method-assign]
     app.middleware("http")(_no_store)
     app.add_middleware(BodyLimit)
     app.add_middleware(CountRequests, metrics=AdminMetrics(registry, services))

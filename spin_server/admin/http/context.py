@@ -15,7 +15,7 @@ from spin_server.admin.access import Principal, authenticate
 from spin_server.admin.administration import Administration, Author, Outcome
 from spin_server.admin.applier import Applier
 from spin_server.admin.engine_link import EngineLink
-from spin_server.admin.errors import UnauthorizedError
+from spin_server.admin.errors import InvalidError, UnauthorizedError
 from spin_server.admin.operations import Operation, visible
 from spin_server.admin.store.interface import Change
 
@@ -35,7 +35,7 @@ class Services:
 class WriteQuery(BaseModel):
     """Parameters of every write."""
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(extra="forbid")
 
     dry_run: Literal["All"] | None = Field(
         default=None, alias="dryRun", description="`All`: answer with what would change, only"
@@ -120,6 +120,9 @@ def caller(
         raise UnauthorizedError("expected one header Authorization")
     administration = found.administration
     principal = authenticate(administration.state, authorization, administration.clock())
+    given = [name for name, _ in request.query_params.multi_items()]
+    if len(given) != len(set(given)):
+        raise InvalidError(f"query: expected each parameter once, got {', '.join(sorted(given))}")
     return Caller(found, principal, request)
 
 
@@ -148,9 +151,9 @@ def show_dry_run(outcome: Outcome, clamps: list[str] | None = None) -> dict[str,
     }
 
 
-def page(names: list[str], cursor: str | None, limit: int) -> tuple[list[str], str | None]:
+def page(names: list[str], cursor: str, limit: int) -> tuple[list[str], str | None]:
     """Cut a page out of sorted names: those after the cursor, and the next cursor."""
-    rest = [name for name in names if cursor is None or name > cursor]
+    rest = [name for name in names if name > cursor]
     found = rest[:limit]
     return found, found[-1] if len(rest) > limit else None
 
@@ -161,8 +164,11 @@ class PageQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     limit: int = Field(default=50, ge=1, le=500, description="items at most")
-    cursor: str | None = Field(
-        default=None, max_length=128, description="`next_cursor` of the page before"
+    cursor: str = Field(
+        default="",
+        pattern=r"^[a-z0-9-]{0,64}$",
+        description="`next_cursor` of the page before; the first page without",
+        examples=["search-team"],
     )
 
 

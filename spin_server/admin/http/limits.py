@@ -7,12 +7,8 @@ from spin_server.admin.http.problems import problem
 MOST_BODY_BYTES = 2**20
 
 
-class _TooLargeError(Exception):
-    """The body went over the bound while it was read."""
-
-
 class BodyLimit:
-    """Refuses bodies of over a mebibyte, announced or not.
+    """Refuses bodies of over a mebibyte, announced or not; nobody behind sees a part of one.
 
     Args:
         app: what is behind.
@@ -27,27 +23,32 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         announced = dict(scope["headers"]).get(b"content-length", b"0")
-        refusal = problem(413, "Too large", f"expected a body of at most {MOST_BODY_BYTES:,} bytes")
-        if not announced.isdigit() or int(announced) > MOST_BODY_BYTES:
-            await refusal(scope, receive, send)
+        body: bytes | None = None
+        if announced.isdigit() and int(announced) <= MOST_BODY_BYTES:
+            body = await _read(receive)
+        if body is None:
+            detail = f"expected a body of at most {MOST_BODY_BYTES:,} bytes"
+            await problem(413, "Too large", detail)(scope, receive, send)
             return
-        total, begun = 0, False
+        whole: Message | None = {"type": "http.request", "body": body, "more_body": False}
 
-        async def counted() -> Message:
-            nonlocal total
-            message = await receive()
-            total += len(message.get("body", b""))
-            if total > MOST_BODY_BYTES:
-                raise _TooLargeError
-            return message
+        async def replay() -> Message:
+            nonlocal whole
+            message, whole = whole, None
+            return await receive() if message is None else message
 
-        async def noted(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            await send(message)
+        await self._app(scope, replay, send)
 
-        try:
-            await self._app(scope, counted, noted)
-        except _TooLargeError:
-            if not begun:
-                await refusal(scope, receive, send)
+
+async def _read(receive: Receive) -> bytes | None:
+    """Read a body; None, if it is too large."""
+    parts, total = [], 0
+    while True:
+        message = await receive()
+        part = message.get("body", b"")
+        total += len(part)
+        if total > MOST_BODY_BYTES:
+            return None
+        parts.append(part)
+        if not message.get("more_body"):
+            return b"".join(parts)

@@ -1,12 +1,14 @@
 """Refusals as RFC 9457 problems."""
 
 import logging
+import re
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from spin_server.admin.errors import RefusedError, UnauthorizedError
 from spin_server.errors import InputError
@@ -14,6 +16,7 @@ from spin_server.errors import InputError
 logger = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
+_KEY = re.compile(r"spin_[A-Za-z0-9_-]{16,}")
 
 
 def problem(status: int, title: str, detail: str, **more: Any) -> JSONResponse:
@@ -22,7 +25,16 @@ def problem(status: int, title: str, detail: str, **more: Any) -> JSONResponse:
     if status == UnauthorizedError.status:
         headers["WWW-Authenticate"] = "Bearer"
     body = {"type": "about:blank", "title": title, "status": status, "detail": detail, **more}
-    return JSONResponse(body, status, headers, MEDIA_TYPE)
+    return JSONResponse(_without_keys(body), status, headers, MEDIA_TYPE)
+
+
+def _without_keys(found: Any) -> Any:
+    """Black out keys: a caller may have put one where it does not belong."""
+    if isinstance(found, dict):
+        return {name: _without_keys(value) for name, value in found.items()}
+    if isinstance(found, list):
+        return [_without_keys(value) for value in found]
+    return _KEY.sub("spin_…", found) if isinstance(found, str) else found
 
 
 def _refused(_: Request, error: Exception) -> JSONResponse:
@@ -48,11 +60,22 @@ def _invalid(_: Request, error: Exception) -> JSONResponse:
     return problem(422, "Not valid", detail, errors=errors)
 
 
-def _http(_: Request, error: Exception) -> JSONResponse:
+def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     answer = problem(error.status_code, str(error.detail), str(error.detail))
     answer.headers.update(error.headers or {})
+    if error.status_code == 405:  # the framework names the methods of one route only
+        answer.headers["Allow"] = ", ".join(sorted(_methods(request)))
     return answer
+
+
+def _methods(request: Request) -> set[str]:
+    """Get the methods that some route accepts for the request's path."""
+    found: set[str] = set()
+    for route in request.app.routes:
+        if route.matches(request.scope)[0] != Match.NONE:
+            found |= set(getattr(route, "methods", None) or ())
+    return found
 
 
 def _unexpected(request: Request, error: Exception) -> JSONResponse:

@@ -46,9 +46,9 @@ def _show(commit: Commit) -> dict[str, Any]:
 
 
 async def _commits(caller: Caller_, query: PageQuery) -> tuple[list[Commit], str | None]:
-    if query.cursor is not None and not (query.cursor.isascii() and query.cursor.isdigit()):
+    if query.cursor and not query.cursor.isdigit():
         raise InvalidError("cursor: expected the next_cursor of the page before")
-    before = None if query.cursor is None else min(int(query.cursor), 2**53)
+    before = min(int(query.cursor), 2**53) if query.cursor else None
     found = await run_in_threadpool(caller.administration.log, before=before, limit=query.limit + 1)
     more = len(found) > query.limit
     found = found[: query.limit]

@@ -1,0 +1,60 @@
+"""Every route of the admin API against its own OpenAPI description, with made-up requests."""
+
+import logging
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import schemathesis
+import uvicorn
+from admin_app import AdminApp
+from hypothesis import HealthCheck, settings
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+# Tests are made from the description while they are collected.
+FOLDER = tempfile.TemporaryDirectory()
+ADMIN = AdminApp(Path(FOLDER.name))
+LISTENER = socket.create_server(("127.0.0.1", 0))
+DESCRIPTION = ADMIN.app.openapi()
+SCHEMA = schemathesis.openapi.from_dict(DESCRIPTION)
+SCHEMA.config.update(base_url=f"http://127.0.0.1:{LISTENER.getsockname()[1]}")
+# JSON Schema cannot say that a time is to come, or that a number has at most nine decimals.
+UNSAYABLE = [positive_data_acceptance]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _served() -> Iterator[None]:
+    server = uvicorn.Server(uvicorn.Config(ADMIN.app, log_config=None))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [LISTENER]})
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield
+    server.should_exit = True
+    thread.join()
+    ADMIN.store.close()
+    FOLDER.cleanup()
+
+
+@SCHEMA.parametrize()
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_every_answer_is_as_described(
+    case: schemathesis.Case, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        case.call_and_validate(
+            headers={"Authorization": f"Bearer {ADMIN.key}"}, excluded_checks=UNSAYABLE
+        )
+    assert not caplog.records
+
+
+def test_description_covers_every_route() -> None:
+    operations = [found for path in DESCRIPTION["paths"].values() for found in path.values()]
+    assert len(operations) == 18
+    for operation in operations:
+        assert operation["summary"]
+        assert {"401", "403", "422"} <= operation["responses"].keys()

@@ -1,0 +1,410 @@
+"""What the admin API answers, and what the engine and the log hold afterwards."""
+
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from admin_app import AdminApp, Client
+
+from spin_server.policy.ratio import Ratio
+
+SECRET_ROUTES = ("/livez", "/readyz", "/metrics")
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> AdminApp:
+    return AdminApp(tmp_path)
+
+
+@pytest.fixture
+def ask(app: AdminApp) -> Iterator[Client]:
+    with app.client() as client:
+        yield client
+
+
+def make_tenant(ask: Client, name: str = "acme", **fields: Any) -> None:
+    made = ask("POST", "/v1/tenants", {"name": name, "policy": fields})
+    assert made.status_code == 201, made.text
+
+
+def audit(ask: Client) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = ask("GET", "/v1/audit?limit=500").json()["items"]
+    return found
+
+
+def eventually(condition: Any) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_change_reaches_the_engine_before_the_answer(app: AdminApp, ask: Client) -> None:
+    make_tenant(ask)
+    answer = ask("PATCH", "/v1/policies/acme", {"target_sparsity": 0.65}, match='"0"')
+    assert answer.status_code == 200
+    found = answer.json()
+    assert found["fields"]["target_sparsity"] == {"value": 0.65, "source": "tenant"}
+    assert found["fields"]["ema_decay"]["source"] == "launch"
+    revision = found["revision"]
+    assert found["applied"] == {
+        "complete": True,
+        "desired_revision": revision,
+        "ranks": [{"engine": 0, "rank": rank, "revision": revision} for rank in (0, 1)],
+        "trouble": None,
+    }
+    assert float(app.engine.policy("acme").sparsity) == 0.65
+    assert float(app.engine.rows[0].sparsity) == 0.3
+
+
+@pytest.mark.parametrize(
+    "share", [0, 1, 0.3, 2e-6, 1e-9, "0.000000001", "1.000", ".5", 0.999999999]
+)
+def test_share_is_kept_exactly(app: AdminApp, ask: Client, share: Any) -> None:
+    for field in ("target_sparsity", "exploration_share", "ema_decay"):
+        answer = ask("PATCH", "/v1/policies/default", {field: share}, match="*")
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["fields"][field]["value"] == float(share)
+    wanted = Ratio.parse("share", share)
+    held = app.engine.rows[0]
+    assert held.sparsity == held.exploration == held.ema_decay == wanted
+
+
+def test_default_policy_is_inherited_field_by_field(app: AdminApp, ask: Client) -> None:
+    make_tenant(ask, target_sparsity=0.1)
+    ask("PATCH", "/v1/policies/default", {"target_sparsity": 0.5, "probe_period": 8}, match='"0"')
+    fields = ask("GET", "/v1/policies/acme").json()["fields"]
+    assert fields["target_sparsity"] == {"value": 0.1, "source": "tenant"}
+    assert fields["probe_period"] == {"value": 8, "source": "default"}
+    held = app.engine.policy("acme")
+    assert (float(held.sparsity), held.probe_period) == (0.1, 8)
+    back = ask("PATCH", "/v1/policies/acme", {"target_sparsity": None}, match="*").json()
+    assert back["fields"]["target_sparsity"] == {"value": 0.5, "source": "default"}
+
+
+def test_write_without_or_with_an_old_etag_is_refused(ask: Client) -> None:
+    patch = {"target_sparsity": 0.5}
+    assert ask("PATCH", "/v1/policies/default", patch).status_code == 428
+    etag = ask("GET", "/v1/policies/default").headers["etag"]
+    first = ask("PATCH", "/v1/policies/default", patch, match=etag)
+    assert first.status_code == 200
+    assert first.headers["etag"] != etag
+    assert first.headers["etag"] == ask("GET", "/v1/policies/default").headers["etag"]
+    assert ask("PATCH", "/v1/policies/default", patch, match=etag).status_code == 412
+
+
+def test_patch_that_changes_nothing_keeps_etag_and_log(ask: Client) -> None:
+    ask("PATCH", "/v1/policies/default", {"target_sparsity": 0.5}, match="*")
+    etag, entries = ask("GET", "/v1/policies/default").headers["etag"], len(audit(ask))
+    again = ask("PATCH", "/v1/policies/default", {"target_sparsity": "0.50"}, match=etag)
+    assert (again.status_code, again.headers["etag"]) == (200, etag)
+    assert len(audit(ask)) == entries
+
+
+def test_dry_run_changes_nothing(app: AdminApp, ask: Client) -> None:
+    eventually(lambda: app.applier.applied == 1)
+    writes, entries = app.engine.writes, len(audit(ask))
+    for method, path, body in (
+        ("PATCH", "/v1/policies/default", {"target_sparsity": 0.5}),
+        ("POST", "/v1/tenants", {"name": "acme"}),
+        ("POST", "/v1/keys", {"scopes": ["read"]}),
+        ("POST", "/v1/bulk", {"operations": [{"op": "create_tenant", "name": "b"}]}),
+        ("POST", "/v1/revisions/0/revert", None),
+    ):
+        answer = ask(method, f"{path}?dryRun=All", body, match="*")
+        assert answer.status_code == 200, (path, answer.text)
+        assert answer.json()["dry_run"] is True
+        assert "key" not in answer.json()
+    assert (app.engine.writes, len(audit(ask))) == (writes, entries)
+
+
+def test_misspelt_or_repeated_parameter_is_refused(ask: Client) -> None:
+    for query in ("dryrun=All", "dryRun=all", "dry_run=All", "dryRun=All&dryRun=All"):
+        answer = ask("PATCH", f"/v1/policies/default?{query}", {"target_sparsity": 0}, match="*")
+        assert answer.status_code == 422, query
+    assert ask("GET", "/v1/policies/default").json()["fields"]["target_sparsity"]["value"] == 0.3
+
+
+@pytest.mark.parametrize(
+    ("patch", "text"),
+    [
+        ({"max_miss_rate": 0.1}, "guard rails do not exist in this release"),
+        ({"budget": "per_layer"}, "per-layer budgets do not exist in this release"),
+        ({"canary": {"percent": 10}}, "canary releases do not exist in this release"),
+        ({"sparsity": 0.5}, "Extra inputs are not permitted"),
+        ({"target_sparsity": True}, "target_sparsity"),
+        ({"target_sparsity": 1.5}, "less than or equal to 1"),
+        ({"target_sparsity": 0.12345678901}, "at most 9 decimals"),
+        ({"probe_period": -1}, "greater than or equal to 0"),
+        ([], "dictionary"),
+    ],
+)
+def test_value_that_cannot_be_accepted_is_named(ask: Client, patch: Any, text: str) -> None:
+    answer = ask("PATCH", "/v1/policies/default", patch, match="*")
+    assert answer.status_code == 422
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert text in answer.json()["detail"]
+    assert len(audit(ask)) == 1  # the first key
+
+
+def test_number_that_is_none_is_refused(ask: Client) -> None:
+    for text in (b"NaN", b"Infinity", b"-Infinity", b"1e400"):
+        answer = ask(
+            "PATCH",
+            "/v1/policies/default",
+            match="*",
+            content=b'{"target_sparsity": ' + text + b"}",
+            headers={"Content-Type": "application/merge-patch+json"},
+        )
+        assert answer.status_code == 422, text
+
+
+def test_body_of_another_type_or_size_is_refused(ask: Client) -> None:
+    url, headers = "/v1/policies/default", {"Content-Type": "text/plain"}
+    answer = ask("PATCH", url, match="*", content=b"{}", headers=headers)
+    assert answer.status_code == 415
+    large = b'{"target_sparsity": "' + b"0" * 2**20 + b'"}'
+    headers = {"Content-Type": "application/json"}
+    assert ask("PATCH", url, match="*", content=large, headers=headers).status_code == 413
+    pieces = (large[i : i + 65536] for i in range(0, len(large), 65536))  # no length announced
+    assert ask("PATCH", url, match="*", content=pieces, headers=headers).status_code == 413
+
+
+def test_time_limit_takes_a_change_back(app: AdminApp, ask: Client) -> None:
+    url = "/v1/policies/default?ttl_seconds=60"
+    found = ask("PATCH", url, {"target_sparsity": 0.6}, match="*").json()
+    assert found["expires_at"] is not None
+    assert float(app.engine.rows[0].sparsity) == 0.6
+    app.offset += app.offset.resolution * 61_000_000
+    eventually(lambda: float(app.engine.rows[0].sparsity) == 0.3)
+    assert ask("GET", "/v1/policies/default").json()["expires_at"] is None
+    assert audit(ask)[0]["actor"] == "[server]"
+
+
+def test_bulk_is_all_or_nothing(app: AdminApp, ask: Client) -> None:
+    tenants = [{"op": "create_tenant", "name": f"t{index}"} for index in range(3)]
+    harsh = {"op": "patch_policy", "name": "t1", "patch": {"target_sparsity": 0.65}}
+    wrong = {**harsh, "if_match": '"9"'}
+    assert ask("POST", "/v1/bulk", {"operations": [*tenants, wrong]}).status_code == 412
+    assert ask("GET", "/v1/tenants").json()["items"] == []
+    right = {**harsh, "if_match": '"0"'}
+    found = ask("POST", "/v1/bulk", {"operations": [*tenants, right]}).json()
+    assert len(found["changes"]) == 4
+    assert len(audit(ask)) == 2
+    assert float(app.engine.policy("t1").sparsity) == 0.65
+
+
+def test_lists_come_in_pages(ask: Client) -> None:
+    names = [f"t{index:02}" for index in range(7)]
+    ask("POST", "/v1/bulk", {"operations": [{"op": "create_tenant", "name": n} for n in names]})
+    found, url = [], "/v1/tenants?limit=3"
+    while True:
+        page = ask("GET", url).json()
+        found += [tenant["name"] for tenant in page["items"]]
+        if page["next_cursor"] is None:
+            break
+        url = f"/v1/tenants?limit=3&cursor={page['next_cursor']}"
+    assert found == names
+
+
+def test_revert_brings_policies_back_and_no_key(app: AdminApp, ask: Client) -> None:
+    make_tenant(ask, target_sparsity=0.4)
+    made = ask("POST", "/v1/keys", {"tenant": "acme", "scopes": ["read"]}).json()
+    good = ask("GET", "/v1/status").json()["desired_revision"]
+    ask("PATCH", "/v1/policies/acme", {"target_sparsity": 0.9}, match="*")
+    ask("DELETE", f"/v1/keys/{made['id']}", match="*")
+    assert ask("POST", f"/v1/revisions/{good}/revert").status_code == 428
+    assert ask("POST", f"/v1/revisions/{good}/revert", match='"1"').status_code == 412
+    newest = ask("GET", "/v1/status").headers["etag"]
+    found = ask("POST", f"/v1/revisions/{good}/revert", match=newest)
+    assert found.status_code == 200, found.text
+    assert [change["kind"] for change in found.json()["changes"]] == ["policy"]
+    assert float(app.engine.policy("acme").sparsity) == 0.4
+    assert ask.with_key(made["key"])("GET", "/v1/policies/acme").status_code == 401
+    difference = ask("GET", f"/v1/revisions/{good}/diff").json()
+    assert difference["changes"] == []
+
+
+def operations(app: AdminApp) -> list[tuple[str, str]]:
+    return [
+        (method.upper(), path.replace("{name}", "acme").replace("{revision}", "1"))
+        for path, found in app.app.openapi()["paths"].items()
+        for method in found
+    ]
+
+
+def test_every_route_needs_a_key_and_its_scope(app: AdminApp, ask: Client) -> None:
+    make_tenant(ask)
+    made = ask("POST", "/v1/keys", {"tenant": "acme"}).json()
+    weak, foreign = ask.with_key(made["key"]), ask.new_key(scopes=[])
+    bodies = {
+        "/v1/policies/acme": {"target_sparsity": 0.5},
+        "/v1/tenants": {"name": "b"},
+        "/v1/tenants/acme": {"description": "x"},
+        "/v1/keys": {"tenant": "acme"},
+        "/v1/bulk": {"operations": [{"op": "create_tenant", "name": "b"}]},
+    }
+    for method, path in operations(app):
+        body = bodies.get(path, {}) if method in ("PATCH", "POST") else None
+        path = path.replace("{key_id}", made["id"])
+        for key, status in ((None, 401), ("spin_wrong", 401), (weak.key, 403), (foreign.key, 403)):
+            answer = ask.with_key(key)(method, path, body, match="*")
+            assert answer.status_code == status, (method, path, answer.text)
+    for path in SECRET_ROUTES:
+        assert ask.with_key(None)("GET", path).status_code == 200
+
+
+def test_key_of_a_tenant_is_good_for_that_tenant_only(ask: Client) -> None:
+    make_tenant(ask, "acme")
+    make_tenant(ask, "other")
+    bound = ask.new_key(tenant="acme", scopes=["read", "write", "keys", "audit"])
+    assert bound("GET", "/v1/policies/acme").status_code == 200
+    patch = {"target_sparsity": 0.5}
+    assert bound("PATCH", "/v1/policies/acme", patch, match="*").status_code == 200
+    for method, path, body in (
+        ("GET", "/v1/policies/other", None),
+        ("GET", "/v1/policies/default", None),
+        ("PATCH", "/v1/policies/other", patch),
+        ("PATCH", "/v1/policies/default", patch),
+        ("POST", "/v1/tenants", {"name": "new"}),
+        ("DELETE", "/v1/tenants/acme", None),
+        ("POST", "/v1/keys", {"tenant": None, "scopes": []}),
+        ("POST", "/v1/keys", {"tenant": "other", "scopes": []}),
+        ("GET", "/v1/audit", None),
+        ("POST", "/v1/revisions/0/revert", None),
+        ("POST", "/v1/bulk", {"operations": [{"op": "create_tenant", "name": "b"}]}),
+    ):
+        assert bound(method, path, body, match="*").status_code == 403, (method, path)
+    assert [t["name"] for t in bound("GET", "/v1/tenants").json()["items"]] == ["acme"]
+    first = ask("GET", "/v1/keys").json()["items"]
+    foreign = next(key["id"] for key in first if key["tenant"] is None)
+    assert bound("DELETE", f"/v1/keys/{foreign}", match="*").status_code == 404
+
+
+def test_nobody_hands_out_more_than_he_has(ask: Client) -> None:
+    clerk = ask.new_key(scopes=["keys", "read"])
+    assert clerk("POST", "/v1/keys", {"scopes": ["write"]}).status_code == 403
+    strong = ask("POST", "/v1/keys", {"scopes": ["write"]}).json()["id"]
+    assert clerk("POST", f"/v1/keys/{strong}/rotate", {}, match="*").status_code == 403
+    assert clerk("POST", "/v1/keys", {"scopes": ["read"]}).status_code == 201
+
+
+def test_rotation_overlaps_and_then_ends(app: AdminApp, ask: Client) -> None:
+    made = ask("POST", "/v1/keys", {"scopes": ["read"], "description": "ci"}).json()
+    url = f"/v1/keys/{made['id']}/rotate"
+    turned = ask("POST", url, {"overlap_seconds": 60}, match=f'"{made["revision"]}"').json()
+    assert (turned["scopes"], turned["description"]) == (["read"], "ci")
+    old, new = ask.with_key(made["key"]), ask.with_key(turned["key"])
+    assert old("GET", "/v1/status").status_code == new("GET", "/v1/status").status_code == 200
+    app.offset += app.offset.resolution * 61_000_000
+    assert old("GET", "/v1/status").status_code == 401
+    assert new("GET", "/v1/status").status_code == 200
+
+
+def test_no_key_is_in_any_answer_log_metric_or_audit(
+    app: AdminApp, ask: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    make_tenant(ask)
+    made = ask("POST", "/v1/keys", {"tenant": "acme", "scopes": ["read"]}).json()
+    turned = ask("POST", f"/v1/keys/{made['id']}/rotate", {}, match="*").json()
+    secrets = [ask.key or "", made["key"], turned["key"]]
+    texts = []
+    for secret in [*secrets, "spin_" + "A" * 43]:
+        client = ask.with_key(secret)
+        for method, path in operations(app):
+            path = path.replace("{key_id}", made["id"])
+            texts.append(client(method, path, {"key": secret} if method != "GET" else None).text)
+        texts.append(client("GET", "/metrics").text)
+        texts.append(client("PATCH", "/v1/policies/default", {secret: secret}, match="*").text)
+    app.engine.fault = RuntimeError("the engine is gone")
+    texts.append(ask("GET", "/v1/status").text)
+    texts += [ask("GET", "/v1/audit?limit=500").text, caplog.text]
+    for secret in secrets:
+        assert not any(secret in text for text in texts)
+        hashes = [
+            d.body["sha256"]
+            for r, d in app.administration.state.documents.items()
+            if r.kind == "key"
+        ]
+        assert not any(digest in text for text in texts for digest in hashes)
+
+
+def test_every_write_is_in_the_audit_log_once(ask: Client) -> None:
+    make_tenant(ask)
+    made = ask("POST", "/v1/keys?reason=INC-7", {"tenant": "acme"}, headers={"X-Request-Id": "r-1"})
+    key_id = made.json()["id"]
+    writes = [
+        ("PATCH", "/v1/tenants/acme", {"description": "x"}),
+        ("PATCH", "/v1/policies/acme", {"target_sparsity": 0.5}),
+        ("POST", f"/v1/keys/{key_id}/rotate", {}),
+        ("DELETE", f"/v1/keys/{key_id}", None),
+        ("DELETE", "/v1/tenants/acme", None),
+    ]
+    for method, path, body in writes:
+        entries = len(audit(ask))
+        assert ask(method, path, body, match="*").status_code in (200, 201)
+        found = audit(ask)
+        assert len(found) == entries + 1
+        assert found[0]["action"] == f"{method} {path}"
+        assert found[0]["changes"]
+    entry = next(entry for entry in audit(ask) if entry["reason"] == "INC-7")
+    assert (entry["request_id"], entry["action"]) == ("r-1", "POST /v1/keys")
+    assert entry["changes"][0]["before"] is None
+
+
+def test_engine_that_does_not_answer_loses_nothing(app: AdminApp, ask: Client) -> None:
+    assert ask("GET", "/readyz").status_code == 200
+    app.engine.fault = RuntimeError("no answer")
+    app.applier._clock = lambda: time.monotonic() + 3600  # behind for an hour
+    context = __import__("spin_server.admin.http.context", fromlist=["context"])
+    context.APPLY_SECONDS, before = 0.2, context.APPLY_SECONDS
+    try:
+        found = ask("PATCH", "/v1/policies/default", {"target_sparsity": 0.5}, match="*").json()
+    finally:
+        context.APPLY_SECONDS = before
+    assert found["applied"]["complete"] is False
+    status = ask("GET", "/v1/status").json()
+    assert (status["desired_revision"], status["applied_revision"]) == (2, 1)
+    assert "no answer" in status["trouble"]["engine"]
+    app.engine.fault = None
+    eventually(lambda: float(app.engine.rows[0].sparsity) == 0.5)
+    assert ask("GET", "/readyz").status_code == 200
+
+
+def test_tenants_are_as_many_as_the_table_has_rows(app: AdminApp, ask: Client) -> None:
+    names = [f"t{index}" for index in range(app.engine.capacity - 1)]
+    steps = [{"op": "create_tenant", "name": name} for name in names]
+    assert ask("POST", "/v1/bulk", {"operations": steps}).status_code == 200
+    assert ask("POST", "/v1/tenants", {"name": "one-more"}).status_code == 409
+    assert ask("DELETE", "/v1/tenants/t3", match="*").status_code == 200
+    make_tenant(ask, "one-more", target_sparsity=0.5)
+    assert float(app.engine.policy("one-more").sparsity) == 0.5
+    assert sorted(app.engine.names.values()) == list(range(1, app.engine.capacity))
+
+
+def test_two_replicas_on_one_store_converge(tmp_path: Path) -> None:
+    one, two = AdminApp(tmp_path), AdminApp(tmp_path)
+    with one.client() as ask_one, two.client() as ask_two:
+        make_tenant(ask_one, target_sparsity=0.6)
+        eventually(lambda: "acme" in two.engine.names)
+        assert float(two.engine.policy("acme").sparsity) == 0.6
+        etag = ask_two("GET", "/v1/policies/acme").headers["etag"]
+        ask_two("PATCH", "/v1/policies/acme", {"target_sparsity": 0.2}, match=etag)
+        late = ask_one("PATCH", "/v1/policies/acme", {"target_sparsity": 0.9}, match=etag)
+        assert late.status_code == 412
+        eventually(lambda: float(one.engine.policy("acme").sparsity) == 0.2)
+
+
+def test_requests_are_counted_by_route(ask: Client) -> None:
+    ask("GET", "/v1/policies/default")
+    ask("GET", "/v1/policies/nobody")
+    ask("GET", "/nowhere/at/all")
+    text = ask("GET", "/metrics").text
+    route = 'method="GET",route="/v1/policies/{name}"'
+    assert f'spin_admin_requests_total{{code="200",{route}}} 1.0' in text
+    assert f'spin_admin_requests_total{{code="404",{route}}} 1.0' in text
+    assert 'spin_admin_requests_total{code="404",method="GET",route="none"} 1.0' in text
