@@ -5,6 +5,7 @@ What the operator has set wins, except that our plugins are added to VLLM_PLUGIN
 
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 
 def allow_plugins(ours: Iterable[str], installed: Iterable[str]) -> None:
@@ -37,3 +38,28 @@ def prepare_cpu_engine() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
     # The engine's internal sockets listen on the machine's address otherwise.
     os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
+
+
+@dataclass(frozen=True, slots=True)
+class AdminVariables:
+    """Where the admin API is, and the key to it; None where nothing is set.
+
+    Args:
+        url: SPIN_ADMIN_URL.
+        key: SPIN_ADMIN_KEY, the key itself.
+        key_file: SPIN_ADMIN_KEY_FILE, a file that holds it.
+    """
+
+    url: str | None
+    key: str | None = field(repr=False)
+    key_file: str | None
+
+
+def read_admin_variables() -> AdminVariables:
+    """Read what the commands of the admin API go by; a variable that is empty counts as unset."""
+    read = os.environ.get
+    return AdminVariables(
+        read("SPIN_ADMIN_URL") or None,
+        read("SPIN_ADMIN_KEY") or None,
+        read("SPIN_ADMIN_KEY_FILE") or None,
+    )

@@ -9,9 +9,9 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    StrictFloat,
+    PlainValidator,
     StrictInt,
-    StrictStr,
+    WithJsonSchema,
     model_validator,
 )
 
@@ -20,12 +20,32 @@ from spin_server.policy.policy import BudgetMode, ExplorationPolicy, Policy
 from spin_server.policy.ratio import Ratio
 
 DEFAULT = "default"  # the policy of whoever has no other
-# True and false are no numbers; a decimal string keeps its digits.
-Share = (
-    Annotated[StrictInt, Field(ge=0, le=1)]
-    | Annotated[StrictFloat, Field(ge=0, le=1, allow_inf_nan=False)]
-    | Annotated[StrictStr, Field(pattern=r"^(0?(\.[0-9]{1,9})|0|1(\.0{1,9})?)$")]
-)
+
+
+def _check_share(value: object) -> object:
+    """Refuse what is no share; true and false are no numbers."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"expected a number from 0 to 1, got {type(value).__name__}")
+    try:
+        Ratio.parse("share", value)
+    except InputError as error:
+        raise ValueError(f"expected {error.expected}") from None
+    return value
+
+
+# A decimal string keeps its digits.
+Share = Annotated[
+    str | int | float,
+    PlainValidator(_check_share),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "minimum": 0, "maximum": 1},
+                {"type": "string", "pattern": r"^[0-9.eE+-]{1,64}$"},
+            ]
+        }
+    ),
+]
 Name = Annotated[
     str,
     Field(
@@ -100,13 +120,6 @@ class PolicyPatch(BaseModel):
                 if name == "budget" and given[name] == "per_layer":
                     raise ValueError("budget: per-layer budgets do not exist in this release")
         return given
-
-    @model_validator(mode="after")
-    def _check_shares(self) -> "PolicyPatch":
-        for name in SHARES:
-            if (value := getattr(self, name)) is not None:
-                Ratio.parse(name, value)  # an InputError is a ValueError
-        return self
 
     def changes(self) -> Fields:
         """Get what was sent: a field's value as it is stored, or None to take it back."""

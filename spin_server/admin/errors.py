@@ -45,7 +45,7 @@ class NotFoundError(RefusedError):
 class ConflictError(RefusedError):
     """It cannot be done as things are."""
 
-    status, title = 409, "ConflictError"
+    status, title = 409, "Conflict"
 
 
 class PreconditionError(RefusedError):

@@ -98,18 +98,25 @@ def patch_policy(
         ref = Ref("policy", name)
         require_match(state, ref, if_match)
         stored = state.stored_policy(name)
-        fields = {k: v for k, v in {**stored.fields, **changes}.items() if v is not None}
-        expires = None
+        fields = _merged(stored.fields, changes)
+        expires = stored.expires
         if ttl_seconds is not None:
             # A change for a while on top of another goes back to what was meant to last.
             restore = stored.expires.restore if stored.expires else stored.fields
             until = timestamp(now + timedelta(seconds=ttl_seconds))
             expires = Expiry(at=until, restore=restore)
+        elif expires is not None:  # what is meant to last outlives what is not
+            expires = Expiry(at=expires.at, restore=_merged(expires.restore, changes))
         if not fields and expires is None:
             return edit(state, ref, None)
         return edit(state, ref, _dump(PolicyDocument(fields=fields, expires=expires)))
 
     return operate
+
+
+def _merged(fields: Fields, changes: Fields) -> Fields:
+    """Apply a merge patch."""
+    return {name: value for name, value in {**fields, **changes}.items() if value is not None}
 
 
 def expire_policies(now: datetime) -> Operation:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from spin_server import __version__
-from spin_server.cli import doctor, replay, serve, tiny_model
+from spin_server.cli import audit, doctor, key, policy, replay, serve, status, tenant, tiny_model
 from spin_server.cli.exit_codes import BAD_INPUT, START_FAILED
 from spin_server.errors import InputError, SpinError
 
@@ -20,7 +20,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"spin-server {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (serve, doctor, replay, tiny_model):
+    for module in (serve, doctor, status, policy, tenant, key, audit, replay, tiny_model):
         module.add_parser(commands)
     return parser
 
@@ -47,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if argv[:1] == ["serve"]:
             return serve.main(argv[1:])
         args = parser.parse_args(argv)
-        status: int = args.run(args)
-        return status
+        code: int = args.run(args)
+        return code
     except SpinError as error:
         print(f"spin-server: {error}", file=sys.stderr)
         return BAD_INPUT if isinstance(error, InputError) else START_FAILED

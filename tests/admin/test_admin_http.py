@@ -61,7 +61,7 @@ def test_change_reaches_the_engine_before_the_answer(app: AdminApp, ask: Client)
 
 
 @pytest.mark.parametrize(
-    "share", [0, 1, 0.3, 2e-6, 1e-9, "0.000000001", "1.000", ".5", 0.999999999]
+    "share", [0, 1, 0.3, 2e-6, 1e-9, "0.000000001", "1.000", ".5", "1e-9", 0.999999999]
 )
 def test_share_is_kept_exactly(app: AdminApp, ask: Client, share: Any) -> None:
     for field in ("target_sparsity", "exploration_share", "ema_decay"):
@@ -136,7 +136,8 @@ def test_misspelt_or_repeated_parameter_is_refused(ask: Client) -> None:
         ({"canary": {"percent": 10}}, "canary releases do not exist in this release"),
         ({"sparsity": 0.5}, "Extra inputs are not permitted"),
         ({"target_sparsity": True}, "target_sparsity"),
-        ({"target_sparsity": 1.5}, "less than or equal to 1"),
+        ({"target_sparsity": 1.5}, "body/target_sparsity: expected a number from 0 to 1"),
+        ({"target_sparsity": "x"}, "body/target_sparsity: expected a number from 0 to 1"),
         ({"target_sparsity": 0.12345678901}, "at most 9 decimals"),
         ({"probe_period": -1}, "greater than or equal to 0"),
         ([], "dictionary"),
@@ -182,6 +183,16 @@ def test_time_limit_takes_a_change_back(app: AdminApp, ask: Client) -> None:
     eventually(lambda: float(app.engine.rows[0].sparsity) == 0.3)
     assert ask("GET", "/v1/policies/default").json()["expires_at"] is None
     assert audit(ask)[0]["actor"] == "[server]"
+
+
+def test_lasting_change_outlives_a_time_limit(app: AdminApp, ask: Client) -> None:
+    url = "/v1/policies/default"
+    ask("PATCH", url + "?ttl_seconds=60", {"target_sparsity": 0.6}, match="*")
+    found = ask("PATCH", url, {"probe_period": 8}, match="*").json()
+    assert found["expires_at"] is not None
+    app.offset += app.offset.resolution * 61_000_000
+    eventually(lambda: float(app.engine.rows[0].sparsity) == 0.3)
+    assert app.engine.rows[0].probe_period == 8
 
 
 def test_bulk_is_all_or_nothing(app: AdminApp, ask: Client) -> None:
@@ -278,6 +289,9 @@ def test_key_of_a_tenant_is_good_for_that_tenant_only(ask: Client) -> None:
         ("POST", "/v1/bulk", {"operations": [{"op": "create_tenant", "name": "b"}]}),
     ):
         assert bound(method, path, body, match="*").status_code == 403, (method, path)
+    status = bound("GET", "/v1/status").json()
+    assert (status["default_policy"], status["keys"]) == (None, None)
+    assert status["tenant_policy"]["name"] == "acme"
     assert [t["name"] for t in bound("GET", "/v1/tenants").json()["items"]] == ["acme"]
     first = ask("GET", "/v1/keys").json()["items"]
     foreign = next(key["id"] for key in first if key["tenant"] is None)

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from spin_server.admin.documents import DEFAULT
 from spin_server.admin.http.context import APPLY_SECONDS, Caller_, Read_, Services_
 from spin_server.admin.http.policies import show_policy
 
@@ -19,8 +20,8 @@ READY_SECONDS = 5.0
 @router.get("/v1/status", tags=["status"], summary="Read what is wanted and what is")
 async def status(caller: Caller_, _: Read_, response: Response) -> dict[str, Any]:
     """The store's revision, every worker's, read back from it, and what SPIN did so far."""
-    caller.principal.require("read", caller.principal.tenant)
-    services = caller.services
+    own, services = caller.principal.tenant, caller.services
+    caller.principal.require("read", own)
     administration, applier = services.administration, services.applier
     state, engine_trouble = administration.state, applier.trouble
     ranks: list[dict[str, int]] = []
@@ -45,10 +46,11 @@ async def status(caller: Caller_, _: Read_, response: Response) -> dict[str, Any
         "applied_revision": applier.applied,
         "behind_seconds": round(applier.behind_seconds(), 3),
         "ranks": ranks,
-        "default_policy": show_policy(state, "default"),
+        "default_policy": show_policy(state, DEFAULT) if own is None else None,
+        "tenant_policy": show_policy(state, own) if own is not None else None,
         "realized": realized,
-        "tenants": len(state.tenants),
-        "keys": len(state.keys),
+        "tenants": len(state.tenants) if own is None else None,
+        "keys": len(state.keys) if own is None else None,
         "trouble": {"store": administration.trouble, "engine": engine_trouble},
     }
 

@@ -1,0 +1,111 @@
+"""What the admin API answers, as plain text for people."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from spin_server.cli.admin_client import NoAnswerError, printable
+
+Object = Mapping[str, Any]  # a JSON object
+
+
+def print_json(answer: Object) -> None:
+    """Print an answer as it came, on one line."""
+    print(json.dumps(answer))
+
+
+def text(value: Any) -> str:
+    """Write a value: nothing as a hyphen, a list with commas."""
+    if isinstance(value, list):
+        return ",".join(map(text, value)) or "-"
+    return "-" if value is None or value == "" else printable(value)
+
+
+def print_table(rows: Iterable[Sequence[Any]], indent: str = "") -> None:
+    """Print rows in columns."""
+    shown = [[text(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    for row in shown:
+        line = "  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True))
+        print(f"{indent}{line}".rstrip())
+
+
+def count(number: int, noun: str) -> str:
+    """Write a number of things."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def sourced(field: Object) -> str:
+    """Write a policy's field: its value, and where that comes from."""
+    return f"{text(field['value'])} ({text(field['source'])})"
+
+
+def print_policy(policy: Object, indent: str = "") -> None:
+    """Print a policy."""
+    print(f"{indent}policy {text(policy['name'])}, revision {policy['revision']}")
+    rows = [(name, f["value"], f["source"]) for name, f in policy["fields"].items()]
+    print_table(rows, indent + "  ")
+    if policy["expires_at"] is not None:
+        print(f"{indent}  goes back by itself at {text(policy['expires_at'])}")
+
+
+def print_policy_change(before: Object, after: Object) -> None:
+    """Print what became of a policy: every field whose value, or whose source, is another."""
+    rows = [
+        (name, sourced(was), "->", sourced(now))
+        for name, now in after["fields"].items()
+        if (was := before["fields"].get(name, {"value": None, "source": None})) != now
+    ]
+    ends = [text(policy["expires_at"] or "never") for policy in (before, after)]
+    if ends[0] != ends[1]:
+        rows.append(("goes back by itself", ends[0], "->", ends[1]))
+    print_table(rows, "  ")
+    if not rows:
+        print("  nothing changes")
+
+
+def _flat(body: Object | None) -> dict[str, Any]:
+    """Lay a document out, a policy's fields beside its end."""
+    found = dict(body or {})
+    expires = found.pop("expires", None)
+    found.update(found.pop("fields", {}))
+    return found if expires is None else {**found, "expires_at": expires["at"]}
+
+
+def print_changes(changes: Iterable[Object]) -> None:
+    """Print what became of documents; a hyphen stands for what is not set."""
+    for change in changes:
+        before, after = _flat(change["before"]), _flat(change["after"])
+        fate = {(True, False): " is new", (False, True): " is gone"}.get(
+            (change["before"] is None, change["after"] is None), ""
+        )
+        print(f"{text(change['kind'])} {text(change['name'])}{fate}")
+        print_table(
+            [
+                (name, before.get(name), "->", after.get(name))
+                for name in dict.fromkeys([*before, *after])
+                if before.get(name) != after.get(name)
+            ],
+            "  ",
+        )
+
+
+def applied_to(applied: Object) -> str:
+    """Say whether a change is in force, and where."""
+    workers = count(len(applied["ranks"]), "worker")
+    return f"in force in {workers}" if applied["complete"] else "stored, not in force yet"
+
+
+def require_applied(answer: Object) -> None:
+    """Say so if a change is stored, but not yet in force.
+
+    Raises:
+        NoAnswerError: the engine did not take it in time.
+    """
+    applied = answer.get("applied")
+    if applied is not None and not applied["complete"]:
+        raise NoAnswerError(
+            f"revision {applied['desired_revision']} is stored: expected the engine to take it, "
+            f"got {printable(applied['trouble'] or 'no answer yet')}; the server goes on trying: "
+            "see `spin-server status`"
+        )

@@ -1,0 +1,137 @@
+"""`spin-server key`: list, make, replace and revoke keys.
+
+A new key is the only thing that goes to standard output, so that it can be piped to where it is
+kept; with --json it is part of the answer.
+"""
+
+import argparse
+import os
+import sys
+
+from spin_server.cli.admin_client import connect
+from spin_server.cli.admin_command import (
+    Subparsers,
+    add_command,
+    add_group,
+    add_reason,
+    add_yes,
+    confirm,
+    read_moment,
+    read_seconds,
+)
+from spin_server.cli.admin_output import Object, print_json, print_table, text
+from spin_server.cli.exit_codes import OK
+from spin_server.errors import InputError
+
+
+def add_parser(commands: Subparsers) -> None:
+    """Add the `key` subcommands."""
+    ours = add_group(commands, "key", "list, make, replace and revoke keys")
+    add_command(ours, "list", _list, "list the keys; none is shown itself")
+
+    create = add_command(ours, "create", _create, "make a key, and print it once")
+    create.add_argument("--tenant", metavar="NAME", help="the only one that it is good for")
+    create.add_argument(
+        "--scope",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="SCOPE",
+        help="read, write, keys or audit; without, the key is for the serving API only",
+    )
+    create.add_argument("--expires", metavar="TIME", help="30d, or 2030-12-31T23:59:59Z (never)")
+    create.add_argument("--description", metavar="TEXT", default="", help="for people")
+    add_reason(create)
+
+    rotate = add_command(ours, "rotate", _rotate, "replace a key, and print the new one once")
+    rotate.add_argument("id", metavar="ID", help="such as key-0123456789abcdef")
+    rotate.add_argument(
+        "--overlap", metavar="TIME", default="1h", help="for how long the old key goes on (1h)"
+    )
+    add_reason(rotate)
+
+    revoke = add_command(ours, "revoke", _revoke, "refuse a key from now on")
+    revoke.add_argument("id", metavar="ID")
+    add_yes(revoke)
+    add_reason(revoke)
+
+
+def _whose(key: Object) -> str:
+    tenant = "all tenants" if key["tenant"] is None else f"tenant {text(key['tenant'])}"
+    return f"{tenant}, scopes {text(key['scopes'])}, ends {text(key['expires_at'] or 'never')}"
+
+
+def _list(args: argparse.Namespace) -> int:
+    with connect(args) as client:
+        keys = client.items("keys")
+    if args.json:
+        print_json(keys)
+        return OK
+    columns = ("id", "prefix", "tenant", "scopes", "expires_at", "description")
+    rows = [[key[column] for column in columns] for key in keys["items"]]
+    print_table([[column.upper() for column in columns], *rows])
+    return OK
+
+
+def _print_new(args: argparse.Namespace, answer: Object, said: str) -> None:
+    if not args.json:
+        print(f"{said}; it is shown this once, on standard output", file=sys.stderr, flush=True)
+    try:
+        if args.json:
+            print_json(answer)
+        else:
+            print(answer["key"])
+        sys.stdout.flush()
+    except OSError as error:  # a full disk, or nobody at the other end of the pipe
+        # What could not be written would be tried again at exit, and fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        got = f"{error.strerror}: the key is lost, so revoke {text(answer['id'])}"
+        raise InputError("standard output", "room for the new key", got) from None
+
+
+def _create(args: argparse.Namespace) -> int:
+    wanted = {
+        "tenant": args.tenant,
+        "scopes": args.scope,
+        "description": args.description,
+        "expires_at": None if args.expires is None else read_moment("--expires", args.expires),
+    }
+    with connect(args) as client:
+        answer = client.send("POST", "keys", body=wanted, query={"reason": args.reason}).body
+    _print_new(args, answer, f"{text(answer['id'])} is made: {_whose(answer)}")
+    return OK
+
+
+def _rotate(args: argparse.Namespace) -> int:
+    overlap = read_seconds("--overlap", args.overlap)
+    with connect(args) as client:
+        key = client.get("keys", args.id)
+        answer = client.send(
+            "POST",
+            "keys",
+            args.id,
+            "rotate",
+            body={"overlap_seconds": overlap},
+            if_match=key.etag,
+            query={"reason": args.reason},
+        ).body
+    old = answer["replaces"]
+    said = f"{text(answer['id'])} is made: {_whose(answer)}"
+    said += f"; it replaces {text(old['id'])}, which ends {text(old['expires_at'])}"
+    _print_new(args, answer, said)
+    return OK
+
+
+def _revoke(args: argparse.Namespace) -> int:
+    with connect(args) as client:
+        key = client.get("keys", args.id)
+        question = f"Revoke {text(args.id)} ({_whose(key.body)})?"
+        confirm("key revoke", question, yes=args.yes)
+        answer = client.send(
+            "DELETE", "keys", args.id, if_match=key.etag, query={"reason": args.reason}
+        ).body
+    if args.json:
+        print_json(answer)
+    else:
+        print(f"{text(answer['revoked'])} is revoked")
+    return OK

@@ -1,0 +1,141 @@
+"""`spin-server policy`: read and change policies while the server runs."""
+
+import argparse
+
+from spin_server.cli.admin_client import connect
+from spin_server.cli.admin_command import (
+    Subparsers,
+    add_command,
+    add_dry_run,
+    add_group,
+    add_reason,
+    read_fields,
+    read_if_match,
+    read_seconds,
+    read_whole_number,
+)
+from spin_server.cli.admin_output import (
+    applied_to,
+    print_changes,
+    print_json,
+    print_policy,
+    print_policy_change,
+    require_applied,
+    text,
+)
+from spin_server.cli.exit_codes import OK
+
+
+def add_parser(commands: Subparsers) -> None:
+    """Add the `policy` subcommands."""
+    ours = add_group(commands, "policy", "read and change policies while the server runs")
+    get = add_command(ours, "get", _get, "show a policy, and where each value comes from")
+    get.add_argument("name", metavar="NAME", help="default, or a tenant's name")
+
+    change = add_command(ours, "set", _set, "change fields of a policy")
+    change.add_argument("name", metavar="NAME", help="default, or a tenant's name")
+    change.add_argument(
+        "fields",
+        nargs="+",
+        metavar="FIELD=VALUE",
+        help="such as target_sparsity=0.5; FIELD= takes a field back",
+    )
+    change.add_argument("--ttl", metavar="TIME", help="go back after 90 (seconds), 30m, 1h or 2d")
+    change.add_argument(
+        "--if-match",
+        metavar="REV",
+        help="only if the policy is at this revision (the one that is read first; *: at any)",
+    )
+    add_dry_run(change)
+    add_reason(change)
+
+    diff = add_command(ours, "diff", _diff, "compare two revisions of policies and tenants")
+    diff.add_argument("revision", metavar="REV")
+    diff.add_argument("against", nargs="?", metavar="REV2", help="the newest unless given")
+
+    revert = add_command(ours, "revert", _revert, "bring policies and tenants back to a revision")
+    revert.add_argument("revision", metavar="REV")
+    add_dry_run(revert)
+    add_reason(revert)
+
+
+def _get(args: argparse.Namespace) -> int:
+    with connect(args) as client:
+        policy = client.get("policies", args.name).body
+    if args.json:
+        print_json(policy)
+    else:
+        print_policy(policy)
+    return OK
+
+
+def _set(args: argparse.Namespace) -> int:
+    fields = read_fields(args.fields)
+    ttl = None if args.ttl is None else read_seconds("--ttl", args.ttl)
+    if_match = None if args.if_match is None else read_if_match(args.if_match)
+    before = None
+    with connect(args) as client:
+        if if_match is None:
+            read = client.get("policies", args.name)
+            before, if_match = read.body, read.etag
+        answer = client.send(
+            "PATCH",
+            "policies",
+            args.name,
+            body=fields,
+            if_match=if_match,
+            query={"ttl_seconds": ttl, "dryRun": args.dry_run, "reason": args.reason},
+        ).body
+    if args.json:
+        print_json(answer)
+    else:
+        after = answer["policy"] if args.dry_run else answer
+        if before is None:  # with --if-match, a key that may not read will do
+            print_policy(after)
+        else:
+            print(f"policy {text(args.name)}, revision {before['revision']} -> {after['revision']}")
+            print_policy_change(before, after)
+        print("dry run: nothing was changed" if args.dry_run else applied_to(answer["applied"]))
+    require_applied(answer)
+    return OK
+
+
+def _diff(args: argparse.Namespace) -> int:
+    revision = read_whole_number("REV", args.revision)
+    against = None if args.against is None else read_whole_number("REV2", args.against)
+    with connect(args) as client:
+        found = client.get("revisions", str(revision), "diff", against=against).body
+    if args.json:
+        print_json(found)
+    else:
+        print(f"revision {found['from']} -> {found['to']}")
+        print_changes(found["changes"])
+        if not found["changes"]:
+            print("no difference")
+    return OK
+
+
+def _revert(args: argparse.Namespace) -> int:
+    revision = str(read_whole_number("REV", args.revision))
+    with connect(args) as client:
+        newest = client.get("revisions", revision, "diff").body["to"]
+        answer = client.send(
+            "POST",
+            "revisions",
+            revision,
+            "revert",
+            if_match=f'"{newest}"',
+            query={"dryRun": args.dry_run, "reason": args.reason},
+        ).body
+    if args.json:
+        print_json(answer)
+    else:
+        print_changes(answer["changes"])
+        if not answer["changes"]:
+            print(f"policies and tenants are as they were at revision {revision}")
+        elif args.dry_run:
+            print("dry run: nothing was changed")
+        else:
+            print(f"revision {answer['revision']}, {applied_to(answer['applied'])}")
+    require_applied(answer)
+    return OK

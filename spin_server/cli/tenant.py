@@ -1,0 +1,114 @@
+"""`spin-server tenant`: list, make and delete tenants."""
+
+import argparse
+
+from spin_server.cli.admin_client import connect
+from spin_server.cli.admin_command import (
+    Subparsers,
+    add_command,
+    add_group,
+    add_reason,
+    add_yes,
+    confirm,
+    read_fields,
+)
+from spin_server.cli.admin_output import (
+    Object,
+    applied_to,
+    print_json,
+    print_policy,
+    print_table,
+    require_applied,
+    sourced,
+    text,
+)
+from spin_server.cli.exit_codes import OK
+
+_SHOWN = ("target_sparsity", "exploration_share")
+
+
+def add_parser(commands: Subparsers) -> None:
+    """Add the `tenant` subcommands."""
+    ours = add_group(commands, "tenant", "list, make and delete tenants")
+    add_command(ours, "list", _list, "list the tenants")
+
+    get = add_command(ours, "get", _get, "show a tenant and its policy")
+    get.add_argument("name", metavar="NAME")
+
+    create = add_command(ours, "create", _create, "make a tenant")
+    create.add_argument("name", metavar="NAME", help="a DNS label, such as search-team")
+    create.add_argument("--description", metavar="TEXT", default="", help="for people")
+    create.add_argument(
+        "fields", nargs="*", metavar="FIELD=VALUE", help="of its policy, where it is to differ"
+    )
+    add_reason(create)
+
+    delete = add_command(ours, "delete", _delete, "delete a tenant, its policy and its keys")
+    delete.add_argument("name", metavar="NAME")
+    add_yes(delete)
+    add_reason(delete)
+
+
+def _list(args: argparse.Namespace) -> int:
+    with connect(args) as client:
+        tenants = client.items("tenants")
+    if args.json:
+        print_json(tenants)
+    elif not tenants["items"]:
+        print("no tenants")
+    else:
+        rows = [
+            (t["name"], *(sourced(t["policy"]["fields"][f]) for f in _SHOWN), t["description"])
+            for t in tenants["items"]
+        ]
+        print_table([("TENANT", *map(str.upper, _SHOWN), "DESCRIPTION"), *rows])
+    return OK
+
+
+def _print_tenant(tenant: Object) -> None:
+    print(f"tenant {text(tenant['name'])}, revision {tenant['revision']}")
+    print_table([(n, tenant[n]) for n in ("description", "created_at")], "  ")
+    print_policy(tenant["policy"], "  ")
+
+
+def _get(args: argparse.Namespace) -> int:
+    with connect(args) as client:
+        tenant = client.get("tenants", args.name).body
+    if args.json:
+        print_json(tenant)
+    else:
+        _print_tenant(tenant)
+    return OK
+
+
+def _create(args: argparse.Namespace) -> int:
+    wanted = {
+        "name": args.name,
+        "description": args.description,
+        "policy": read_fields(args.fields),
+    }
+    with connect(args) as client:
+        answer = client.send("POST", "tenants", body=wanted, query={"reason": args.reason}).body
+    if args.json:
+        print_json(answer)
+    else:
+        _print_tenant(answer)
+        print(applied_to(answer["applied"]))
+    require_applied(answer)
+    return OK
+
+
+def _delete(args: argparse.Namespace) -> int:
+    with connect(args) as client:
+        tenant = client.get("tenants", args.name)
+        question = f"Delete the tenant {text(args.name)}, its policy and its keys?"
+        confirm("tenant delete", question, yes=args.yes)
+        answer = client.send(
+            "DELETE", "tenants", args.name, if_match=tenant.etag, query={"reason": args.reason}
+        ).body
+    if args.json:
+        print_json(answer)
+    else:
+        print(f"tenant {text(answer['deleted'])} is gone, {applied_to(answer['applied'])}")
+    require_applied(answer)
+    return OK
