@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -154,6 +155,12 @@ def policy_of(fields: Fields) -> Policy:
     Raises:
         InputError: a value outside its domain.
     """
+    return _policy_of(tuple(fields[name] for name in POLICY_FIELDS))
+
+
+@lru_cache(maxsize=4096)  # thousands of tenants share a few policies
+def _policy_of(given: tuple[Any, ...]) -> Policy:
+    fields = dict(zip(POLICY_FIELDS, given, strict=True))
     values: dict[str, Any] = {
         ours: Ratio.parse(name, fields[name]) if name in SHARES else fields[name]
         for name, ours in POLICY_FIELDS.items()

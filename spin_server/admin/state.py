@@ -95,7 +95,28 @@ class State:
             else:
                 documents[change.ref] = Document(revision, change.after)
                 read[change.ref] = check(change.ref, change.after)
-        return replace(self, revision=revision, documents=documents, read=read)
+        state = replace(self, revision=revision, documents=documents, read=read)
+        state._inherit(self, changes)
+        return state
+
+    def _inherit(self, before: "State", changes: Sequence[Change]) -> None:
+        """Take over what was worked out before and still holds."""
+        worked_out, kinds = before.__dict__, {change.ref.kind for change in changes}
+        for name, kind in (("tenants", "tenant"), ("keys", "key")):
+            if name in worked_out and kind not in kinds:
+                self.__dict__[name] = worked_out[name]
+        if "key_ids" not in worked_out:
+            return
+        ids: dict[str, str] = worked_out["key_ids"]
+        if "key" in kinds:
+            ids = dict(ids)
+            for change in changes:
+                if change.ref.kind == "key" and change.before is not None:
+                    ids.pop(change.before["sha256"], None)
+            for change in changes:
+                if change.ref.kind == "key" and change.after is not None:
+                    ids[change.after["sha256"]] = change.ref.name
+        self.__dict__["key_ids"] = ids
 
     def body(self, ref: Ref) -> dict[str, Any] | None:
         """Get a document as it is stored, if there is one."""

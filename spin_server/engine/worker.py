@@ -52,19 +52,19 @@ class SpinWorkerExtension:
             report["missing_kernels"] = missing_kernels()
         return report
 
-    def spin_apply(self, revision: int, rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    def spin_apply(self, revision: int, rows: dict[str, list[Any]]) -> dict[str, Any]:
         """Write rows of the policy table in place, and report it: see `spin_policies`.
 
         Args:
             revision: what the table holds then.
-            rows: `PolicySettings` by row, as JSON.
+            rows: packed policies, by row.
         """
-        from spin_server.engine.spin.settings import PolicySettings
         from spin_server.engine.spin.worker_state import worker_spin
+        from spin_server.policy.policy import Policy
 
         table = worker_spin().table
         try:
-            policies = {int(row): PolicySettings(**given).policy() for row, given in rows.items()}
+            policies = {int(row): Policy.unpack(given) for row, given in rows.items()}
             if table is not None:
                 table.write_all(policies, revision)
         except ValueError as error:

@@ -1,7 +1,8 @@
 """The choices that may differ from request to request."""
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
 
 from spin_server.errors import InputError
 from spin_server.policy.ratio import Ratio
@@ -38,6 +39,23 @@ class Policy:
     ema_decay: Ratio = DEFAULT_EMA_DECAY
     budget: BudgetMode = "uniform"
     probe_period: int = 0
+
+    def pack(self) -> list[int | str]:
+        """Take it apart into plain values, in the order of the fields; shares in billionths."""
+        values = (getattr(self, field.name) for field in fields(self))
+        return [value.billionths if isinstance(value, Ratio) else value for value in values]
+
+    @classmethod
+    def unpack(cls, values: Sequence[Any]) -> "Policy":
+        """Put one together again.
+
+        Raises:
+            InputError: not what `pack` makes.
+        """
+        if len(values) != len(fields(cls)):
+            raise InputError("a packed policy", f"{len(fields(cls))} values", len(values))
+        sparsity, exploration, kind, decay, budget, probe_period = values
+        return cls(Ratio(sparsity), Ratio(exploration), kind, Ratio(decay), budget, probe_period)
 
     def __post_init__(self) -> None:
         if self.exploration_policy not in EXPLORATION_POLICIES:

@@ -11,7 +11,7 @@ from typing import Any
 from spin_server.engine.spin.admission import PolicyGate
 from spin_server.engine.spin.metrics import SpinCollector
 from spin_server.engine.spin.policy_table import PolicyTable
-from spin_server.engine.spin.settings import PolicySettings, SpinSettings
+from spin_server.engine.spin.settings import SpinSettings
 from spin_server.errors import StartupError
 from spin_server.policy.policy import Policy
 
@@ -61,7 +61,7 @@ class EngineControl:
         """
         self._collector.desired_revision = revision
         self._wanted.write_all(rows, revision)
-        written = {str(row): PolicySettings.of(policy).model_dump() for row, policy in rows.items()}
+        written = {str(row): policy.pack() for row, policy in rows.items()}
         answers = await self._client.collective_rpc("spin_apply", args=(revision, written))
         return self._checked(answers)
 

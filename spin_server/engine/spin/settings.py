@@ -71,18 +71,6 @@ class PolicySettings(BaseModel):
             probe_period=self.probe_period,
         )
 
-    @classmethod
-    def of(cls, policy: Policy) -> "PolicySettings":
-        """Write a policy down; `policy` reads the same one."""
-        return cls(
-            sparsity=str(policy.sparsity),
-            exploration=str(policy.exploration),
-            exploration_policy=policy.exploration_policy,
-            ema_decay=str(policy.ema_decay),
-            budget=policy.budget,
-            probe_period=policy.probe_period,
-        )
-
 
 class RecordSettings(BaseModel):
     """What to record, and how much at most."""
