@@ -17,6 +17,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	&& { echo $$p; break; }; done)
 HOST ?= 127.0.0.1
 PORT ?= 8000
+ADMIN_PORT ?= 8081
 # Where pip finds torch: the configured index, or another one, such as that of the CPU wheels.
 TORCH_INDEX ?=
 # More of vLLM's own arguments for `make serve`.
@@ -50,10 +51,11 @@ $(READY): $(ENGINE) pyproject.toml
 	@touch $@
 
 .PHONY: serve
-serve: $(READY) ## serve the tiny demo model on HOST:PORT (127.0.0.1:8000)
+serve: $(READY) ## serve the tiny demo model on HOST:PORT (127.0.0.1:8000), its admin API on ADMIN_PORT
 	@$(BIN)/spin-server tiny-model $(MODEL)
 	@exec $(BIN)/spin-server serve $(MODEL) --served-model-name tiny --host $(HOST) \
-		--port $(PORT) --max-model-len 65536 --kv-cache-memory-bytes 1073741824 $(ARGS)
+		--port $(PORT) --max-model-len 65536 --kv-cache-memory-bytes 1073741824 \
+		--spin-allow-request-policy --admin-store .cache/admin.db --admin-port $(ADMIN_PORT) $(ARGS)
 
 .PHONY: test
 test: $(READY) ## run every test that needs no GPU

@@ -18,9 +18,10 @@ def document(tokens: int, salt: str) -> str:
     return text[:tokens]
 
 
-def ask(url: str, model: str, prompt: str, max_tokens: int) -> None:
+def ask(url: str, model: str, prompt: str, max_tokens: int, policy: str | None) -> None:
     """Stream one completion and say when its first token came and what was cached."""
     body = {
+        **({"vllm_xargs": {"spin_policy": policy}} if policy else {}),
         "model": model,
         "prompt": prompt,
         "max_tokens": max_tokens,
@@ -65,11 +66,12 @@ def main() -> None:
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--tokens", type=int, default=16000, help="length of the document")
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--policy", help="SPIN's, or a tenant's name; the default one unless given")
     parser.add_argument("--salt", default=str(time.time_ns()), help="makes the document new")
     args = parser.parse_args()
     text = document(args.tokens, args.salt)
     for question in (" What jumps?", " Over whom does it jump?"):
-        ask(args.url, args.model, text + question, args.max_tokens)
+        ask(args.url, args.model, text + question, args.max_tokens, args.policy)
 
 
 if __name__ == "__main__":

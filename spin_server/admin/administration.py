@@ -1,6 +1,7 @@
 """The one writer of the store: tries operations on the newest state, and commits them."""
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -185,7 +186,7 @@ class Administration:
         Raises:
             StoreError: the file cannot be written.
         """
-        if any(self._can_make_keys(key_id) for key_id in self.refresh().keys):
+        if self._somebody_can_make_keys(self.refresh()):
             return False
         key, now = NewKey.draw(), self.clock()
         document = key.document(
@@ -195,18 +196,39 @@ class Administration:
             now=now,
             expires_at=None,
         )
+        # Written first: a key that nobody can read would lock everybody out.
+        written = key_file.with_name(f"{key_file.name}.{key.key_id}")
         try:
-            # Written first: a key that nobody can read would lock everybody out.
-            key_file.unlink(missing_ok=True)
-            key_file.touch(mode=0o600)
-            key_file.write_text(key.secret + "\n")
+            if key_file.is_dir():
+                raise IsADirectoryError(key_file)
+            with open(os.open(written, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+                file.write(key.secret + "\n")
+                file.flush()
+                os.fsync(file.fileno())
         except OSError as error:
             raise StoreError(f"{key_file}: expected a writable file, got {error}") from error
-        self.perform(create_key(key, document, now=now), Author(_ITSELF, "first start"))
-        return True
 
-    def _can_make_keys(self, key_id: str) -> bool:
-        key = self._state.key(key_id)
+        def create(state: State) -> list[Change]:
+            if self._somebody_can_make_keys(state):  # another replica was first
+                return []
+            return create_key(key, document, now=now)(state)
+
+        try:
+            made = bool(self.perform(create, Author(_ITSELF, "first start")).changes)
+        except BaseException:
+            written.unlink()
+            raise
+        if made:
+            written.replace(key_file)
+        else:
+            written.unlink()
+        return made
+
+    def _somebody_can_make_keys(self, state: State) -> bool:
+        return any(self._can_make_keys(state, key_id) for key_id in state.keys)
+
+    def _can_make_keys(self, state: State, key_id: str) -> bool:
+        key = state.key(key_id)
         if key is None or key.tenant is not None or "keys" not in key.scopes:
             return False
         return key.expires_at is None or moment(key.expires_at) > self.clock()

@@ -82,8 +82,8 @@ class Applier:
         """Apply until cancelled; a failed write is tried again, more and more slowly."""
         pause = self._pause
         while True:
-            await asyncio.to_thread(self._look)
             try:
+                await asyncio.to_thread(self._look)
                 await self.catch_up()
                 pause = self._pause
             except Exception as error:  # whatever the engine's client raises

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -56,7 +57,7 @@ Name = Annotated[
     ),
 ]
 Scope = Literal["read", "write", "keys", "audit"]
-Timestamp = str
+Timestamp = Annotated[str, AfterValidator(lambda text: timestamp(moment(text)))]
 
 # Fields of features that do not exist yet: refused, never stored and ignored.
 _UNBUILT = {
@@ -189,6 +190,8 @@ class PolicyDocument(BaseModel):
     def _check(self) -> "PolicyDocument":
         for fields in (self.fields, self.expires.restore if self.expires else {}):
             PolicyPatch.model_validate(fields)
+            if None in fields.values():
+                raise ValueError("expected values, got null, which stands for no field at all")
         return self
 
 
@@ -213,6 +216,7 @@ class KeyDocument(BaseModel):
     description: str
     created_at: Timestamp
     expires_at: Timestamp | None
+    replaced_by: str | None = None  # id of the key that took its place
 
 
 DOCUMENTS: dict[str, type[BaseModel]] = {
@@ -224,7 +228,11 @@ DOCUMENTS: dict[str, type[BaseModel]] = {
 
 def timestamp(moment: datetime) -> Timestamp:
     """Write a moment as it is stored: UTC, to the second."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    try:
+        found = moment.astimezone(UTC)
+    except OverflowError:
+        raise InputError("time", "one in the years 1 to 9999 in UTC", moment) from None
+    return found.replace(microsecond=0, tzinfo=None).isoformat() + "Z"
 
 
 def moment(text: Timestamp) -> datetime:

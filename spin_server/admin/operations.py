@@ -8,7 +8,7 @@ import hashlib
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from spin_server.admin.documents import (
@@ -36,6 +36,7 @@ Operation = Callable[[State], list[Change]]
 SECRET_BYTES = 32
 _PREFIX = "spin_"
 _SHOWN_CHARACTERS = len(_PREFIX) + 6
+_LATEST = datetime.max.replace(tzinfo=UTC)
 MOST_TENANTS, MOST_KEYS = 10_000, 100_000
 
 
@@ -265,17 +266,16 @@ def rotate_key(
             raise NotFoundError(f"key {key_id!r}")
         ref = Ref("key", key_id)
         require_match(state, ref, if_match)
-        end = now + timedelta(seconds=overlap_seconds)
+        if key.replaced_by is not None:
+            raise ConflictError(f"key {key_id!r} was replaced by {key.replaced_by!r}")
+        end, lifetime = now + timedelta(seconds=overlap_seconds), None
         if key.expires_at is not None:
             if moment(key.expires_at) <= now:
                 raise ConflictError(f"key {key_id!r} has expired; make a new one")
             end = min(end, moment(key.expires_at))
-        # The successor lives as long as its predecessor was made to live.
-        lifetime = (
-            None
-            if key.expires_at is None
-            else now + (moment(key.expires_at) - moment(key.created_at))
-        )
+            # The successor lives as long as its predecessor was made to live.
+            lived = moment(key.expires_at) - moment(key.created_at)
+            lifetime = now + min(lived, _LATEST - now)
         added = successor.document(
             tenant=key.tenant,
             scopes=key.scopes,
@@ -283,7 +283,9 @@ def rotate_key(
             now=now,
             expires_at=lifetime,
         )
-        retired = key.model_copy(update={"expires_at": timestamp(end)})
+        retired = key.model_copy(
+            update={"expires_at": timestamp(end), "replaced_by": successor.key_id}
+        )
         return [
             *edit(state, ref, _dump(retired)),
             *edit(state, Ref("key", successor.key_id), _dump(added)),
@@ -346,6 +348,7 @@ def restore(wanted: Mapping[Ref, Body], base: int) -> Operation:
 
 def together(operations: Iterable[Operation]) -> Operation:
     """Put operations into one commit, each on what the ones before it made."""
+    operations = tuple(operations)  # they may be tried more than once
 
     def operate(state: State) -> list[Change]:
         merged: dict[Ref, Change] = {}

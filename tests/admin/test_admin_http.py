@@ -313,6 +313,9 @@ def test_rotation_overlaps_and_then_ends(app: AdminApp, ask: Client) -> None:
     assert (turned["scopes"], turned["description"]) == (["read"], "ci")
     old, new = ask.with_key(made["key"]), ask.with_key(turned["key"])
     assert old("GET", "/v1/status").status_code == new("GET", "/v1/status").status_code == 200
+    again = ask("POST", url, {}, match="*")
+    assert again.status_code == 409
+    assert turned["id"] in again.json()["detail"]
     app.offset += app.offset.resolution * 61_000_000
     assert old("GET", "/v1/status").status_code == 401
     assert new("GET", "/v1/status").status_code == 200

@@ -74,7 +74,7 @@ class Bulk(BaseModel):
 
     operations: list[Step] = Field(
         min_length=1,
-        max_length=2000,
+        max_length=500,
         examples=[
             [
                 {"op": "create_tenant", "name": "search-team"},

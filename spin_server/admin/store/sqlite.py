@@ -7,6 +7,7 @@ lost power supply, and readers never wait for a writer.
 import json
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,16 +74,28 @@ class SqliteStore:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)
             self._db = sqlite3.connect(
-                path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+                path, timeout=0, isolation_level=None, check_same_thread=False
             )
             try:
-                self._open()
+                self._open_in_turn()
             except BaseException:
                 self._db.close()
                 raise
 
+    def _open_in_turn(self) -> None:
+        # SQLite's own waiting does not cover two that make a store at once.
+        end = time.monotonic() + _BUSY_SECONDS
+        while True:
+            try:
+                self._open()
+                break
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                    raise
+                time.sleep(0.005)
+        self._db.execute(f"PRAGMA busy_timeout = {round(_BUSY_SECONDS * 1000)}")
+
     def _open(self) -> None:
-        self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute("PRAGMA foreign_keys = ON")
         with self._transaction("IMMEDIATE"):
@@ -96,12 +109,13 @@ class SqliteStore:
                     f"{self._path}: expected a store of format {_FORMAT}, got "
                     f"{f'format {found}' if found else 'a database of something else'}"
                 )
+        self._db.execute("PRAGMA journal_mode = WAL")
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, json.JSONDecodeError) as error:
             raise StoreError(
                 f"{self._path}: expected a readable and writable store, got {error}"
             ) from error
@@ -111,10 +125,11 @@ class SqliteStore:
         self._db.execute(f"BEGIN {mode}")
         try:
             yield
+            self._db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
 
     def _newest(self) -> int:
         (revision,) = self._db.execute("SELECT COALESCE(MAX(revision), 0) FROM commits").fetchone()
@@ -129,11 +144,10 @@ class SqliteStore:
         """See `Store`."""
         with self._lock, self._explained(), self._transaction("DEFERRED"):
             rows = self._db.execute("SELECT kind, name, revision, body FROM documents").fetchall()
-            revision = self._newest()
-        return Snapshot(
-            revision,
-            {Ref(kind, name): Document(at, json.loads(body)) for kind, name, at, body in rows},
-        )
+            return Snapshot(
+                self._newest(),
+                {Ref(kind, name): Document(at, json.loads(body)) for kind, name, at, body in rows},
+            )
 
     def commit(self, base: int, changes: Sequence[Change], entry: Entry) -> int:
         """See `Store`."""

@@ -1,0 +1,48 @@
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from admin_support import Clock
+
+from spin_server.admin.administration import Administration
+from spin_server.admin.store.sqlite import SqliteStore
+from spin_server.policy.policy import Policy
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "admin.db"
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def open_store(path: Path) -> Iterator[Callable[[], SqliteStore]]:
+    """Open the store once more, as another process or after a restart would."""
+    opened: list[SqliteStore] = []
+
+    def open_one() -> SqliteStore:
+        opened.append(SqliteStore(path))
+        return opened[-1]
+
+    yield open_one
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def store(open_store: Callable[[], SqliteStore]) -> SqliteStore:
+    return open_store()
+
+
+@pytest.fixture
+def open_admin(open_store: Callable[[], SqliteStore], clock: Clock) -> Callable[[], Administration]:
+    return lambda: Administration(open_store(), Policy(), clock=clock)
+
+
+@pytest.fixture
+def admin(open_admin: Callable[[], Administration]) -> Administration:
+    return open_admin()
