@@ -53,8 +53,8 @@ class TableLink:
     async def reports(self) -> list[RankReport]:
         return [RankReport(0, 0, self.held.revision)]
 
-    async def figures(self) -> Figures:
-        return Figures(0, 0, 0, 0)
+    async def figures(self) -> dict[str, Figures]:
+        return {"default": Figures(0, 0, 0, 0)}
 
     def name_rows(self, rows: Mapping[str, int]) -> None:
         pass

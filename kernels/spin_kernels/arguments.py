@@ -140,8 +140,8 @@ class StepPlan:
         counts: (int32): [L, R]; listed blocks.
         lengths: (int32): [L, R]; visible slots of the listed blocks.
         step_numbers: (int32): [L, R]; the history's step, -1 for a row without one.
-        outcomes: (int64): [L, 5]; blocks exploited, explored, forced, skipped and of dense steps,
-            added up over all steps.
+        outcomes: (int64): [L, P, 5]; blocks exploited, explored, forced, skipped and of dense
+            steps, by policy, added up over all steps.
     """
 
     blocks: Tensor
@@ -152,12 +152,18 @@ class StepPlan:
 
     @classmethod
     def empty(
-        cls, num_layers: int, *, num_rows: int, num_blocks: int, device: torch.device | str
+        cls,
+        num_layers: int,
+        *,
+        num_rows: int,
+        num_blocks: int,
+        num_policies: int,
+        device: torch.device | str,
     ) -> "StepPlan":
         """Make room for the plans of all steps.
 
         Args:
-            num_layers, num_rows, num_blocks: L, R and W.
+            num_layers, num_rows, num_blocks, num_policies: L, R, W and P.
             device: where.
         """
 
@@ -169,7 +175,7 @@ class StepPlan:
             counts=make(num_layers, num_rows),
             lengths=make(num_layers, num_rows),
             step_numbers=make(num_layers, num_rows),
-            outcomes=make(num_layers, 5, dtype=torch.int64),
+            outcomes=make(num_layers, num_policies, 5, dtype=torch.int64),
         )
 
     @property

@@ -1,6 +1,6 @@
 """The only door from the admin layer to the engine."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,6 +38,14 @@ class Figures:
     skipped: int
     dense: int
 
+    @classmethod
+    def total(cls, parts: Iterable["Figures"]) -> "Figures":
+        """Add up."""
+        found = list(parts)
+        return cls(
+            **{name: sum(getattr(p, name) for p in found) for name in cls.__dataclass_fields__}
+        )
+
 
 class EngineLink(Protocol):
     """Writes policies into the tables of a running engine, and reads them back."""
@@ -67,8 +75,8 @@ class EngineLink(Protocol):
         """Read back which revision every worker's table holds."""
         ...
 
-    async def figures(self) -> Figures:
-        """Read what the engine did so far."""
+    async def figures(self) -> dict[str, Figures]:
+        """Read what the engine did so far, for each tenant and for `default`."""
         ...
 
     def name_rows(self, rows: Mapping[str, int]) -> None:

@@ -73,15 +73,18 @@ class ControlLink:
         found = await self._control.reports()
         return [RankReport(r.engine, r.rank, r.revision) for r in found]
 
-    async def figures(self) -> Figures:
+    async def figures(self) -> dict[str, Figures]:
         """See `EngineLink`."""
-        blocks = await self._control.outcomes()
-        return Figures(
-            kept=blocks["exploit"] + blocks["explore"] + blocks["forced"],
-            explored=blocks["explore"],
-            skipped=blocks["skipped"],
-            dense=blocks["dense"],
-        )
+        found = await self._control.outcomes()
+        return {
+            name: Figures(
+                kept=blocks["exploit"] + blocks["explore"] + blocks["forced"],
+                explored=blocks["explore"],
+                skipped=blocks["skipped"],
+                dense=blocks["dense"],
+            )
+            for name, blocks in found.items()
+        }
 
     def name_rows(self, rows: Mapping[str, int]) -> None:
         """See `EngineLink`."""

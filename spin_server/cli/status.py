@@ -8,6 +8,8 @@ from spin_server.cli.admin_command import Subparsers, add_command
 from spin_server.cli.admin_output import Object, print_json, print_table, sourced, text
 from spin_server.cli.exit_codes import OK
 
+_MOST_TENANTS = 20  # shown
+
 
 def add_parser(commands: Subparsers) -> None:
     """Add the `status` subcommand."""
@@ -36,6 +38,7 @@ def _rows(status: Object) -> list[tuple[str, Any]]:
         ("workers", _workers(status["ranks"])),
         (policy["name"], ", ".join(f"{n} {sourced(policy['fields'][n])}" for n in shown)),
         ("realized", _realized(status["realized"])),
+        *_by_tenant(status["realized"]),
         *counts,
         ("trouble", "; ".join(f"{n}: {text(v)}" for n, v in trouble.items() if v) or "none"),
     ]
@@ -55,6 +58,15 @@ def _workers(ranks: list[Object]) -> str:
         return f"{len(ranks)} at revision {revisions.pop()}"
     each = [f"engine {r['engine']} rank {r['rank']} at revision {r['revision']}" for r in ranks]
     return ", ".join(each) or "no answer"
+
+
+def _by_tenant(realized: Object | None) -> list[tuple[str, str]]:
+    """What each did, if there are several, most blocks first."""
+    if realized is None or len(realized["by_tenant"]) < 2:
+        return []
+    parts = sorted(realized["by_tenant"].items(), key=lambda part: -part[1]["sparse_step_blocks"])
+    more = [("", f"and {len(parts) - _MOST_TENANTS:,} more")] if len(parts) > _MOST_TENANTS else []
+    return [("  " + text(name), _realized(part)) for name, part in parts[:_MOST_TENANTS]] + more
 
 
 def _realized(realized: Object | None) -> str:

@@ -218,8 +218,11 @@ def _memory(
         spin_bytes = history_bytes(num_layers, **sizes)
     else:
         from spin_server.engine.spin.device import device_bytes
+        from spin_server.engine.spin.settings import DEFAULT_CAPACITY
 
-        spin_bytes = device_bytes(num_layers, num_rows=requests, **sizes)
+        spin_bytes = device_bytes(
+            num_layers, num_rows=requests, num_policies=DEFAULT_CAPACITY, **sizes
+        )
     taken = f"SPIN takes {spin_bytes / _GIB:.2f} GiB for {requests} requests of {tokens:,} tokens"
     if not on_cpu:
         return f"{taken}; {preflight.check_gpu_memory(spin_bytes, 0, _GPU_SHARE)}"

@@ -228,7 +228,9 @@ def check_model(args: argparse.Namespace, settings: SpinSettings) -> int:
         return history_bytes(len(geometry.layers), **sizes)
     from spin_server.engine.spin.device import device_bytes
 
-    spin_bytes = device_bytes(len(geometry.layers), num_rows=requests, **sizes)
+    spin_bytes = device_bytes(
+        len(geometry.layers), num_rows=requests, num_policies=settings.capacity, **sizes
+    )
     if settings.enabled:
         ranks = config.parallel_config.tensor_parallel_size
         weights = preflight.weight_bytes(args.model) // ranks

@@ -292,6 +292,11 @@ def test_key_of_a_tenant_is_good_for_that_tenant_only(ask: Client) -> None:
     status = bound("GET", "/v1/status").json()
     assert (status["default_policy"], status["keys"]) == (None, None)
     assert status["tenant_policy"]["name"] == "acme"
+    assert status["realized"]["realized_sparsity"] == 0.5
+    assert list(status["realized"]["by_tenant"]) == ["acme"]
+    realized = ask("GET", "/v1/status").json()["realized"]
+    assert realized["realized_sparsity"] == 80 / 200
+    assert realized["by_tenant"]["default"]["realized_sparsity"] == 0.3
     assert [t["name"] for t in bound("GET", "/v1/tenants").json()["items"]] == ["acme"]
     first = ask("GET", "/v1/keys").json()["items"]
     foreign = next(key["id"] for key in first if key["tenant"] is None)

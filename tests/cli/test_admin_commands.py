@@ -63,8 +63,8 @@ class Engine:
     async def reports(self) -> list[RankReport]:
         return [RankReport(0, 0, self.revision)]
 
-    async def figures(self) -> Figures:
-        return Figures(kept=70, explored=7, skipped=30, dense=1234)
+    async def figures(self) -> dict[str, Figures]:
+        return {"default": Figures(kept=70, explored=7, skipped=30, dense=1234)}
 
     def name_rows(self, rows: Mapping[str, int]) -> None:
         pass

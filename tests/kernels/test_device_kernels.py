@@ -125,7 +125,13 @@ def empty() -> tuple[Histories, StepPlan]:
     histories = Histories.zeros(
         len(LAYERS), num_states=STATES, num_slots=MAX_SLOTS, block_size=BLOCK, device=DEVICE
     )
-    plan = StepPlan.empty(len(LAYERS), num_rows=STATES + 1, num_blocks=WIDTH, device=DEVICE)
+    plan = StepPlan.empty(
+        len(LAYERS),
+        num_rows=STATES + 1,
+        num_blocks=WIDTH,
+        num_policies=len(POLICIES),
+        device=DEVICE,
+    )
     return histories, plan
 
 
@@ -159,7 +165,8 @@ def test_kernels_equal_their_references_step_by_step(seed: int) -> None:
             found[0],
             *("vertical", "diagonal", "last_observed", "steps", "diagonal_at"),
         )
-    assert expected[1].outcomes[:, 1:4].min() > 0
+    assert expected[1].outcomes.sum(1)[:, 1:4].min() > 0
+    assert (expected[1].outcomes.sum((0, 2)) > 0).all()  # of every policy
 
 
 @pytest.mark.parametrize("seed", range(2))

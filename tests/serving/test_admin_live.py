@@ -136,6 +136,10 @@ def test_requests_of_a_tenant_run_with_its_policy(server: LiveServer, admin: Adm
     before = admin.realized()
     list(stream(server, 40, **options))
     assert skipped_share(before, admin.realized()) == pytest.approx(0.65, abs=0.02)
+    parts = admin("GET", "/v1/status")["realized"]["by_tenant"]
+    assert parts["harsh"]["realized_sparsity"] == pytest.approx(0.65, abs=0.02)
+    name = next(k for k in server.metrics() if "kv_blocks" in k and 'tenant="harsh"' in k)
+    assert name.startswith("spin_kv_blocks_total")
     admin("DELETE", "/v1/tenants/harsh")
     with pytest.raises(urllib.error.HTTPError) as refused:
         server.complete("x", max_tokens=1, **options)

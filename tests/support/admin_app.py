@@ -47,8 +47,11 @@ class RememberingEngine:
             raise self.fault
         return [RankReport(0, rank, self.revision) for rank in (0, 1)]
 
-    async def figures(self) -> Figures:
-        return Figures(kept=70, explored=7, skipped=30, dense=20)
+    async def figures(self) -> dict[str, Figures]:
+        return {
+            "default": Figures(kept=70, explored=7, skipped=30, dense=20),
+            "acme": Figures(kept=50, explored=5, skipped=50, dense=0),
+        }
 
     def name_rows(self, rows: Mapping[str, int]) -> None:
         self.names = dict(rows)

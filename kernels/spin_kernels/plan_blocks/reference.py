@@ -80,9 +80,9 @@ def plan_blocks(
                 seed=seed,
             )
             mask[active] = (outcomes > SKIPPED) | (dense[:, None] & visible[active])
-            sparse = outcomes[~dense]
-            found = [(sparse == code).sum() for code in _CODES]
-            plan.outcomes[index] += torch.stack([*found, num_blocks[active][dense].sum()])
+            found = [((outcomes == code) & ~dense[:, None]).sum(1) for code in _CODES]
+            blocks_by_row = torch.stack([*found, num_blocks[active] * dense], dim=1)
+            plan.outcomes[index].index_add_(0, rows.policies[active], blocks_by_row)
             plan.step_numbers[index, active] = steps
             histories.steps[states] = steps + 1
             histories.diagonal_at[states] = rows.positions[active] // compress_ratio

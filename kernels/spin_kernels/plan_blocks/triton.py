@@ -71,6 +71,7 @@ def _plan_kernel(
     seed_key,
     first_layer,
     num_states,
+    num_policies,
     max_slots,
     num_offsets,
     max_blocks,
@@ -99,7 +100,7 @@ def _plan_kernel(
         step = tl.load(steps_ptr + state)
         period = tl.load(probe_period_ptr + policy)
         dense = (step == 0) | ((period > 0) & (step % tl.maximum(period, 1) == 0))
-        outcomes = outcomes_ptr + index * 5
+        outcomes = outcomes_ptr + (index * num_policies + policy) * 5
         if dense:
             tl.atomic_add(outcomes + 4, num_blocks.to(tl.int64))
         else:
@@ -238,6 +239,7 @@ def plan_blocks(
         seed_key(seed),
         first_layer,
         histories.num_states,
+        plan.outcomes.shape[1],
         histories.vertical.shape[1],
         histories.diagonal.shape[1],
         max_blocks,

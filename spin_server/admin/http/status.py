@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from spin_server.admin.documents import DEFAULT
+from spin_server.admin.engine_link import Figures
 from spin_server.admin.http.context import APPLY_SECONDS, Caller_, Read_, Services_
 from spin_server.admin.http.policies import show_policy
 
@@ -15,6 +16,16 @@ router = APIRouter()
 
 # An apply takes a step of the engine; one that takes longer than this is stuck.
 READY_SECONDS = 5.0
+
+
+def _realized(figures: Figures) -> dict[str, Any]:
+    sparse = figures.kept + figures.skipped
+    return {
+        "sparse_step_blocks": sparse,
+        "dense_step_blocks": figures.dense,
+        "realized_sparsity": figures.skipped / sparse if sparse else None,
+        "realized_exploration": figures.explored / figures.kept if figures.kept else None,
+    }
 
 
 @router.get("/v1/status", tags=["status"], summary="Read what is wanted and what is")
@@ -25,18 +36,16 @@ async def status(caller: Caller_, _: Read_, response: Response) -> dict[str, Any
     administration, applier = services.administration, services.applier
     state, engine_trouble = administration.state, applier.trouble
     ranks: list[dict[str, int]] = []
-    realized: dict[str, float | int | None] | None = None
+    realized: dict[str, Any] | None = None
     try:
         async with asyncio.timeout(APPLY_SECONDS):
             reports = await services.link.reports()
             figures = await services.link.figures()
         ranks = [{"engine": r.engine, "rank": r.rank, "revision": r.revision} for r in reports]
-        sparse = figures.kept + figures.skipped
+        parts = figures if own is None else {own: figures.get(own, Figures(0, 0, 0, 0))}
         realized = {
-            "sparse_step_blocks": sparse,
-            "dense_step_blocks": figures.dense,
-            "realized_sparsity": figures.skipped / sparse if sparse else None,
-            "realized_exploration": figures.explored / figures.kept if figures.kept else None,
+            **_realized(Figures.total(parts.values())),
+            "by_tenant": {name: _realized(part) for name, part in sorted(parts.items())},
         }
     except Exception as error:  # whatever the engine's client raises; the rest is still of use
         engine_trouble = engine_trouble or f"{type(error).__name__}: {error}"

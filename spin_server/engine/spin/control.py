@@ -60,6 +60,7 @@ class EngineControl:
             StartupError: a worker's table holds something else.
         """
         self._collector.desired_revision = revision
+        self._collector.policies.update(rows)
         self._wanted.write_all(rows, revision)
         written = {str(row): policy.pack() for row, policy in rows.items()}
         answers = await self._client.collective_rpc("spin_apply", args=(revision, written))
@@ -85,16 +86,16 @@ class EngineControl:
                 )
         return [WorkerRevision(0, answer["rank"], answer["revision"]) for answer in answers]
 
-    async def outcomes(self) -> dict[str, int]:
-        """Count blocks by outcome: see `WorkerSpin.snapshot`; every rank chooses the same."""
+    async def outcomes(self) -> dict[str, dict[str, int]]:
+        """Count blocks by tenant, or the default policy's name, and outcome; see `snapshot`.
+
+        Source: `WorkerSpin.snapshot`; every rank chooses the same.
+        """
         reports = await self._client.collective_rpc("spin_snapshot")
-        layers = next(r["layers"] for r in reports if r["rank"] == 0)
-        totals: dict[str, int] = {}
-        for outcomes in layers.values():
-            for outcome, count in outcomes.items():
-                totals[outcome] = totals.get(outcome, 0) + count
-        return totals
+        self._collector.take(next(report for report in reports if report["rank"] == 0))
+        return {name: dict(counts) for name, counts in self._collector.tenants.items()}
 
     def name_rows(self, rows: Mapping[str, int]) -> None:
         """Say which row each tenant's requests run with."""
+        self._collector.name_rows(rows, self.first_row)
         self._gate.name_rows(rows)

@@ -26,12 +26,14 @@ from spin_server.policy.policy import Policy
 _TABLE_ALIGNMENT = 4  # pages
 
 
-def device_bytes(num_layers: int, *, num_states: int, num_rows: int, max_slots: int) -> int:
+def device_bytes(
+    num_layers: int, *, num_states: int, num_rows: int, max_slots: int, num_policies: int
+) -> int:
     """Say what a GPU worker takes for SPIN, without making it; see `DeviceLayers`."""
     layers = DeviceLayers(
         range(num_layers),
         SpinOptions(),
-        PolicyTable(1, Policy(), "meta"),
+        PolicyTable(num_policies, Policy(), "meta"),
         num_states=num_states,
         num_rows=num_rows,
         max_slots=max_slots,
@@ -87,7 +89,11 @@ class DeviceLayers:
         )
         num_blocks = self.histories.vertical_max.shape[1]
         self._plan = StepPlan.empty(
-            len(layers), num_rows=num_rows, num_blocks=num_blocks, device=device
+            len(layers),
+            num_rows=num_rows,
+            num_blocks=num_blocks,
+            num_policies=table.capacity,
+            device=device,
         )
         self._tables = torch.zeros_like(self._plan.blocks)
         self._listed_from = 0  # address of the block table that the tables were made of
@@ -106,7 +112,12 @@ class DeviceLayers:
     @property
     def outcomes(self) -> Tensor:
         """Blocks by outcome, (int64): [layers, outcomes]; reading it waits for the device."""
-        return self._plan.outcomes
+        return self._plan.outcomes.sum(1)
+
+    @property
+    def policy_outcomes(self) -> Tensor:
+        """Blocks by outcome, (int64): [policies, outcomes]; reading it waits for the device."""
+        return self._plan.outcomes.sum(0)
 
     @property
     def num_bytes(self) -> int:

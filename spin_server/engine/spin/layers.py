@@ -155,7 +155,7 @@ class SpinLayers:
         )
         self._first_states = torch.arange(len(layers)) * num_states
         self._layers = torch.tensor(self.numbers)
-        self.outcomes = torch.zeros(len(layers), len(OUTCOMES), dtype=torch.int64)
+        self._outcomes = torch.zeros(len(layers), table.capacity, len(OUTCOMES), dtype=torch.int64)
         self.fallbacks = torch.zeros(len(FALLBACKS), dtype=torch.int64)
         self._step: StepState | None = None
 
@@ -163,6 +163,16 @@ class SpinLayers:
     def num_bytes(self) -> int:
         """Bytes of the histories."""
         return self.state.num_bytes
+
+    @property
+    def outcomes(self) -> Tensor:
+        """Blocks by outcome, (int64): [layers, outcomes]."""
+        return self._outcomes.sum(1)
+
+    @property
+    def policy_outcomes(self) -> Tensor:
+        """Blocks by outcome, (int64): [policies, outcomes]."""
+        return self._outcomes.sum(0)
 
     def begin(self, rows: StepRows) -> None:
         """Note a new step: histories start anew, whether or not its layers score anything.
@@ -221,7 +231,7 @@ class SpinLayers:
             diagonal_positions=positions,
         )
         plan = plan_step(self.options, policies, self.state, inputs, width=width)
-        self._count(plan)
+        self._count(plan, rows.policies[active])
         listed = plan.blocks.view(num_layers, len(active), width)
         if len(active) == len(num_slots):
             blocks = listed
@@ -242,14 +252,14 @@ class SpinLayers:
             plan,
         )
 
-    def _count(self, plan: StepPlan) -> None:
-        """Add up the outcomes of every layer's blocks."""
+    def _count(self, plan: StepPlan, policies: Tensor) -> None:
+        """Add up the outcomes of every layer's blocks, by the rows' policies."""
         visible = plan.num_blocks.view(len(self.numbers), -1)
         dense = plan.dense.view(len(self.numbers), -1)
         outcomes = plan.outcomes.view(len(self.numbers), -1, plan.outcomes.shape[-1])
         sparse = outcomes.masked_fill(dense[:, :, None], -1)
-        counts = [(sparse == code).sum((1, 2)) for code in _CODES]
-        self.outcomes += torch.stack([*counts, (visible * dense).sum(1)], dim=1)
+        counts = [(sparse == code).sum(2) for code in _CODES]
+        self._outcomes.index_add_(1, policies, torch.stack([*counts, visible * dense], dim=2))
 
     def learn(self, layer: int, scores: Tensor) -> None:
         """Take a layer's scores; after the last layer, fold all into the histories.

@@ -6,18 +6,25 @@ the last one. Every rank chooses the same blocks, so one rank speaks for all.
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from spin_server.engine.spin.settings import SpinSettings
+from spin_server.policy.policy import Policy
 
 logger = logging.getLogger(__name__)
 
-_TENANT = "default"  # until tenants are configured
+_DEFAULT, _OTHER = "default", "_other"
+_MOST_TENANTS = 64  # with series of their own; the rest share one
 _BASE = ("model_name", "engine")
+
+
+def _add(total: dict[str, int], counts: Mapping[str, int]) -> None:
+    for outcome, count in counts.items():
+        total[outcome] = total.get(outcome, 0) + count
 
 
 class SpinCollector(Collector):
@@ -34,10 +41,32 @@ class SpinCollector(Collector):
     ) -> None:
         self._plugins = plugins
         self._base = [model_name, "0"]
-        self._policy = settings.default.policy()
         self._enabled = settings.enabled
+        named = {name: given.policy() for name, given in settings.policies.items()}
+        self.names = {0: _DEFAULT} | dict(enumerate(named, start=1))  # of the table's rows
+        self.policies = {0: settings.default.policy()} | dict(enumerate(named.values(), start=1))
+        self.tenants: dict[str, dict[str, int]] = {}  # blocks by name, then outcome
+        self._counted: dict[int, dict[str, int]] = {}  # what was last seen of each row
         self.snapshot: dict[str, Any] | None = None
         self.desired_revision: int | None = None  # of the policies, once somebody sets one
+
+    def name_rows(self, rows: Mapping[str, int], first_row: int) -> None:
+        """Say whose the rows from `first_row` on are now."""
+        kept = {row: name for row, name in self.names.items() if row < first_row}
+        self.names = kept | {row: name for name, row in rows.items()}
+        gone = self.tenants.keys() - set(self.names.values()) - {_OTHER}
+        for name in gone:
+            _add(self.tenants.setdefault(_OTHER, {}), self.tenants.pop(name))
+
+    def take(self, snapshot: dict[str, Any]) -> None:
+        """Take a worker's newest figures; a row's new blocks are its present owner's."""
+        counted = {int(row): outcomes for row, outcomes in snapshot["policies"].items()}
+        for row, outcomes in counted.items():
+            before = self._counted.get(row, {})
+            new = {outcome: count - before.get(outcome, 0) for outcome, count in outcomes.items()}
+            if any(new.values()):
+                _add(self.tenants.setdefault(self.names.get(row, _OTHER), {}), new)
+        self._counted, self.snapshot = counted, snapshot
 
     def collect(self) -> Iterator[Metric]:
         """Yield SPIN's metric families; no counters before the first snapshot."""
@@ -61,39 +90,52 @@ class SpinCollector(Collector):
             "KV blocks of decode steps, by layer and outcome",
             labels=[*_BASE, "layer", "outcome"],
         )
-        totals: dict[str, int] = {}
         for layer, outcomes in snapshot["layers"].items():
             for outcome, count in outcomes.items():
                 per_layer.add_metric([*self._base, str(layer), outcome], count)
-                totals[outcome] = totals.get(outcome, 0) + count
+        yield per_layer
         blocks = CounterMetricFamily(
             "spin_kv_blocks",
             "KV blocks of decode steps, by tenant and outcome; outcomes are disjoint",
             labels=[*_BASE, "tenant", "outcome"],
         )
-        for outcome, count in totals.items():
-            blocks.add_metric([*self._base, _TENANT, outcome], count)
-        yield from (per_layer, blocks)
-
-        kept = totals.get("exploit", 0) + totals.get("explore", 0) + totals.get("forced", 0)
-        yield self._ratio(
+        sparsity = GaugeMetricFamily(
             "spin_block_sparsity_ratio",
             "share of KV blocks skipped, dense steps included (effective), and its target",
-            float(self._policy.sparsity),
-            totals.get("skipped", 0) / max(sum(totals.values()), 1),
+            labels=[*_BASE, "tenant", "kind"],
         )
-        yield self._ratio(
+        exploration = GaugeMetricFamily(
             "spin_exploration_ratio",
             "share of the kept KV blocks that explored (effective), and its target",
-            float(self._policy.exploration),
-            totals.get("explore", 0) / max(kept, 1),
+            labels=[*_BASE, "tenant", "kind"],
         )
+        for tenant, (policy, counts) in self._shown().items():
+            for outcome, count in counts.items():
+                blocks.add_metric([*self._base, tenant, outcome], count)
+            kept = sum(counts.get(outcome, 0) for outcome in ("exploit", "explore", "forced"))
+            skipped = counts.get("skipped", 0) / max(sum(counts.values()), 1)
+            explored = counts.get("explore", 0) / max(kept, 1)
+            for family, effective, target in (
+                (sparsity, skipped, policy.sparsity if policy else None),
+                (exploration, explored, policy.exploration if policy else None),
+            ):
+                if target is not None:
+                    family.add_metric([*self._base, tenant, "target"], float(target))
+                family.add_metric([*self._base, tenant, "effective"], effective)
+        yield from (blocks, sparsity, exploration)
 
-    def _ratio(self, name: str, text: str, target: float, effective: float) -> Metric:
-        family = GaugeMetricFamily(name, text, labels=[*_BASE, "tenant", "kind"])
-        family.add_metric([*self._base, _TENANT, "target"], target)
-        family.add_metric([*self._base, _TENANT, "effective"], effective)
-        return family
+    def _shown(self) -> dict[str, tuple[Policy | None, dict[str, int]]]:
+        """Policy and blocks of everybody who has series of his own, and of the rest together."""
+        names = [name for _, name in sorted(self.names.items())][:_MOST_TENANTS]
+        rows = {name: row for row, name in self.names.items()}
+        shown: dict[str, tuple[Policy | None, dict[str, int]]] = {
+            name: (self.policies.get(rows[name]), self.tenants.get(name, {})) for name in names
+        }
+        rest: dict[str, int] = {}
+        for name, counts in self.tenants.items():
+            if name not in shown:
+                _add(rest, counts)
+        return shown | ({_OTHER: (None, rest)} if rest else {})
 
     def _state(self, snapshot: dict[str, Any]) -> Iterator[Metric]:
         for name, text, key in (
@@ -143,7 +185,7 @@ async def poll(engine_client: Any, collector: SpinCollector, period_seconds: flo
     while True:
         try:
             reports = await engine_client.collective_rpc("spin_snapshot")
-            collector.snapshot = next(report for report in reports if report["rank"] == 0)
+            collector.take(next(report for report in reports if report["rank"] == 0))
         except Exception as error:  # the engine is dying, which the launcher notices
             logger.warning("no metrics from the workers: %s", error)
         await asyncio.sleep(period_seconds)

@@ -75,7 +75,8 @@ class WorkerSpin:
         """Read every counter, as plain numbers.
 
         Returns:
-            `layers` {number: {outcome: blocks}}, `fallbacks` {reason: rows}, `resets` {reason:
+            `layers` {number: {outcome: blocks}}, `policies` {row: {outcome: blocks}} of the rows
+            that were ever used, `fallbacks` {reason: rows}, `resets` {reason:
             times}, `slots_in_use`, `slots`, `min_context` (tokens), `traces` {result: files},
             `overhead` {seconds, calls}, `revision`.
         """
@@ -87,6 +88,7 @@ class WorkerSpin:
             }
             if layers
             else {},
+            "policies": _by_policy(layers.policy_outcomes) if layers else {},
             "fallbacks": dict(zip(FALLBACKS, layers.fallbacks.tolist(), strict=True))
             if layers
             else {},
@@ -103,6 +105,15 @@ class WorkerSpin:
             },
             "revision": self.table.revision if self.table else 0,
         }
+
+
+def _by_policy(outcomes: torch.Tensor) -> dict[int, dict[str, int]]:
+    outcomes = outcomes.cpu()
+    used = outcomes.any(1).nonzero()[:, 0]
+    return {
+        row: dict(zip(OUTCOMES, counts, strict=True))
+        for row, counts in zip(used.tolist(), outcomes[used].tolist(), strict=True)
+    }
 
 
 @cache

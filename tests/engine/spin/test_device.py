@@ -128,7 +128,7 @@ def test_size_is_known_before_anything_is_made_and_grows_with_the_places() -> No
         dense_slots=options.top_k,
         device=DEVICE,
     )
-    sizes = {"num_rows": 5, "max_slots": 1000}
+    sizes = {"num_rows": 5, "max_slots": 1000, "num_policies": table(DEVICE).capacity}
     taken = [device_bytes(len(LAYERS), num_states=n, **sizes) for n in (3, 4, 5)]
     assert layers.num_bytes == taken[0]
     # V by 16 blocks of 64 slots, D by one offset more, 12 bytes a block, where D's maxima were

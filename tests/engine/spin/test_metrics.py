@@ -6,11 +6,16 @@ import pytest
 
 from spin_server.engine.spin.metrics import SpinCollector
 from spin_server.engine.spin.settings import PolicySettings, SpinSettings
+from spin_server.policy.policy import Policy
+from spin_server.policy.ratio import Ratio
 
 SNAPSHOT: dict[str, Any] = {
     "layers": {
         2: {"exploit": 10, "explore": 2, "forced": 8, "skipped": 20, "dense": 40},
         5: {"exploit": 11, "explore": 1, "forced": 8, "skipped": 20, "dense": 80},
+    },
+    "policies": {
+        0: {"exploit": 21, "explore": 3, "forced": 16, "skipped": 40, "dense": 120},
     },
     "fallbacks": {"prompt": 3, "short_context": 4},
     "overhead": {"seconds": 0.5, "calls": 7},
@@ -40,7 +45,7 @@ def collector(*, enabled: bool = True) -> SpinCollector:
 
 def test_every_figure_of_a_snapshot_is_exported() -> None:
     spin = collector()
-    spin.snapshot = SNAPSHOT
+    spin.take(SNAPSHOT)
     assert samples(spin) == {
         "spin_plugin_active worker 0 spin": 1,
         **{f"spin_layer_kv_blocks_total 2 {k}": v for k, v in SNAPSHOT["layers"][2].items()},
@@ -75,3 +80,37 @@ def test_nothing_is_claimed_before_a_snapshot_or_without_spin(enabled: bool) -> 
     spin = collector(enabled=enabled)
     spin.snapshot = None if enabled else SNAPSHOT
     assert samples(spin) == {"spin_plugin_active worker 0 spin": 1}
+
+
+def counts(**given: int) -> dict[str, int]:
+    return dict.fromkeys(("exploit", "explore", "forced", "skipped", "dense"), 0) | given
+
+
+def test_blocks_are_the_tenants_that_had_the_row_when_they_were_counted() -> None:
+    spin = collector()
+    spin.name_rows({"acme": 1}, 1)
+    spin.policies[1] = Policy(sparsity=Ratio.parse("s", "0.65"))
+    spin.take({**SNAPSHOT, "policies": {0: counts(exploit=5), 1: counts(forced=4, skipped=6)}})
+    found = samples(spin)
+    assert found["spin_kv_blocks_total acme skipped"] == 6
+    assert found["spin_block_sparsity_ratio acme target"] == pytest.approx(0.65)
+    assert found["spin_block_sparsity_ratio acme effective"] == 0.6
+    # Another tenant gets the row; what acme's requests did is not his.
+    spin.name_rows({"other": 1}, 1)
+    spin.take({**SNAPSHOT, "policies": {0: counts(exploit=5), 1: counts(forced=5, skipped=9)}})
+    found = samples(spin)
+    assert found["spin_kv_blocks_total other skipped"] == 3
+    assert found["spin_kv_blocks_total _other skipped"] == 6
+    assert found["spin_kv_blocks_total default exploit"] == 5
+    assert not any(" acme " in name for name in found)
+
+
+def test_only_some_tenants_have_series_of_their_own() -> None:
+    spin = collector()
+    spin.name_rows({f"t{row:03}": row for row in range(1, 201)}, 1)
+    spin.take({**SNAPSHOT, "policies": {row: counts(skipped=row) for row in range(1, 201)}})
+    found = samples(spin)
+    shown = {n: v for n, v in found.items() if n.startswith("spin_kv_blocks_total")}
+    assert len(shown) == 5 * 63 + 5  # 63 tenants (`default` counted nothing), and the rest
+    assert sum(shown.values()) == sum(range(1, 201))
+    assert found["spin_kv_blocks_total _other skipped"] == sum(range(64, 201))
