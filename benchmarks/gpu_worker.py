@@ -303,9 +303,8 @@ class GpuBenchWorker(SpinWorkerExtension):
         """Capture one set of graphs per mode; seconds of each.
 
         A mode is a word, and after plus signs: `high` for a main stream of high priority, `late`
-        for learning after the top-K, `at-once` for learning that need not start behind it, `evict`
-        for histories that leave the cache first, `short` for the default `--spin-min-context`, or a
-        number of programs for the update.
+        for learning after the top-K, `at-once` for learning that need not start behind it, `short`
+        for the default `--spin-min-context`, or a number of programs for the update.
         """
         manager, took = self.model_runner.cudagraph_manager, {}
         _Bench.graphs["spin"] = manager.graphs
@@ -320,7 +319,6 @@ class GpuBenchWorker(SpinWorkerExtension):
             (_Bench.mode, *_Bench.words), manager.graphs = mode.split("+"), {}
             programs = next((int(word) for word in _Bench.words if word.isdigit()), _PROGRAMS)
             history_update.triton._PROGRAMS = programs
-            history_update.triton._EVICTION = "evict_first" if "evict" in _Bench.words else ""
             if layers is not None:
                 short = SpinSparseAttnIndexer.default_min_context // layers.compress_ratio
                 layers.dense_slots = short if "short" in _Bench.words else dense_slots

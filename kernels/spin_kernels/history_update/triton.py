@@ -9,7 +9,6 @@ from spin_kernels.arguments import Histories, PolicyColumns, Rows, StepPlan
 _BLOCKS = 8
 # Enough to fill a GPU. Fewer leave the model's kernels beside them no more room (docs/log.md).
 _PROGRAMS = 132 * 16
-_EVICTION = ""
 
 
 # One binary for all layers: a graph is captured layer by layer, and must not compile.
@@ -38,7 +37,6 @@ def _update_kernel(
     COMPRESS_RATIO: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCKS: tl.constexpr,
-    EVICTION: tl.constexpr,
 ):
     row = tl.program_id(0)
     step = tl.load(step_numbers_ptr + row)
@@ -67,16 +65,16 @@ def _update_kernel(
             observed = visible & (tl.abs(z) < float("inf"))  # NaN compares false
 
             at = vertical_ptr + state * max_slots + slot
-            v = tl.load(at, mask=visible, other=0.0, eviction_policy=EVICTION)
+            v = tl.load(at, mask=visible, other=0.0)
             v = tl.where(observed, decay * v + gain * z, v)
-            tl.store(at, v, mask=observed, eviction_policy=EVICTION)
+            tl.store(at, v, mask=observed)
 
             offset = query - slot
             stored = visible & (offset >= 0) & (offset < num_offsets)
             at = diagonal_ptr + state * num_offsets + offset
-            d = tl.load(at, mask=stored, other=0.0, eviction_policy=EVICTION)
+            d = tl.load(at, mask=stored, other=0.0)
             d = tl.where(observed & stored, decay * d + gain * z, d)
-            tl.store(at, d, mask=observed & stored, eviction_policy=EVICTION)
+            tl.store(at, d, mask=observed & stored)
 
             cached = state * max_blocks + block
             tl.store(vertical_max_ptr + cached, tl.max(tl.where(visible, v, lowest), 1), listed)
@@ -125,7 +123,6 @@ def history_update(
         COMPRESS_RATIO=compress_ratio,
         BLOCK_SIZE=block_size,
         BLOCKS=_BLOCKS,
-        EVICTION=_EVICTION,
         num_warps=4,
         # A fused multiply-add rounds once where the definition rounds twice.
         enable_fp_fusion=False,
