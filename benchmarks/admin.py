@@ -36,7 +36,7 @@ AUTHOR = Author("benchmark", "benchmark")
 class TableLink:
     """The engine's two copies of the table, the launcher's and a worker's, without the RPC."""
 
-    first_row, capacity = 1, 1024
+    first_row, capacity, reserved = 1, 1024, frozenset[str]()
 
     def __init__(self) -> None:
         self.wanted = PolicyTable(self.capacity, Policy())

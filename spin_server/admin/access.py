@@ -48,6 +48,17 @@ class Principal:
                 f"this key cannot grant {', '.join(beyond)}, which it does not have"
             )
 
+    def renewed(self, state: State, now: datetime) -> None:
+        """Refuse a key that has ended, or can do less, since the caller was found.
+
+        Raises:
+            UnauthorizedError: the reason.
+        """
+        key = state.key(self.key_id)
+        ended = key is None or (key.expires_at is not None and moment(key.expires_at) <= now)
+        if key is None or ended or self.scopes - set(key.scopes) or key.tenant != self.tenant:
+            raise UnauthorizedError("no such key, or one that has expired")
+
 
 def authenticate(state: State, authorization: str | None, now: datetime) -> Principal:
     """Find the caller by his `Authorization: Bearer` header.

@@ -21,6 +21,7 @@ from spin_server.policy.policy import Policy
 logger = logging.getLogger(__name__)
 
 _MOST_PAUSE_SECONDS = 30.0
+_VERIFY_SECONDS = 30.0  # between two looks at tables that nobody wrote to
 
 
 class RowAllotment:
@@ -76,23 +77,25 @@ class Applier:
         self.reports: list[RankReport] = []  # of the last write
         self.applied: int | None = None  # revision that the whole engine holds
         self.trouble: str | None = None  # why the engine is behind
+        self.unserved: list[str] = []  # tenants that this server has no row for
         self._behind_since: float | None = clock()
 
     async def run(self) -> None:
-        """Apply until cancelled; a failed write is tried again, more and more slowly."""
-        pause = self._pause
+        """Watch the store and apply what it holds, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch())
+            group.create_task(self._apply())
+
+    async def _watch(self) -> None:
+        """Take over what others wrote, and end time limits; no engine can hold this up."""
         while True:
             try:
                 await asyncio.to_thread(self._look)
-                await self.catch_up()
-                pause = self._pause
-            except Exception as error:  # whatever the engine's client raises
-                self._note(f"{type(error).__name__}: {error}")
-                pause = min(max(pause, 0.5) * 2, _MOST_PAUSE_SECONDS)
-            await asyncio.sleep(pause)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._period)
-            self._wake.clear()
+            except Exception:  # the next look may succeed
+                logger.exception("admin: the store could not be looked at")
+            if self._administration.state.revision != self.applied:
+                self._wake.set()
+            await asyncio.sleep(self._period)
 
     def _look(self) -> None:
         self._administration.refresh()
@@ -100,6 +103,25 @@ class Applier:
             self._administration.expire()
         except RefusedError as error:
             logger.error("admin: a time limit has passed, but %s", error)
+
+    async def _apply(self) -> None:
+        """Bring the engine up to date; a failed write is tried again, more and more slowly."""
+        pause, verified = self._pause, self._clock()
+        while True:
+            try:
+                await self.catch_up()
+                if self._clock() - verified > _VERIFY_SECONDS:
+                    verified = self._clock()
+                    await self._link.reports()
+                pause = self._pause
+            except Exception as error:  # whatever the engine's client raises
+                self._note(f"{type(error).__name__}: {error}")
+                pause = min(max(pause, 0.5) * 2, _MOST_PAUSE_SECONDS)
+            await asyncio.sleep(pause)
+            if self.trouble is None:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), self._period)
+                self._wake.clear()
 
     def _note(self, trouble: str) -> None:
         self._sent = {}  # part of it may have arrived: send everything next time
@@ -119,7 +141,8 @@ class Applier:
         if state.revision == self.applied and self.trouble is None:
             self._behind_since = None
             return
-        names = self._allotment.allot(state.tenants)
+        names = self._allotment.allot([n for n in state.tenants if n not in self._link.reserved])
+        self.unserved = sorted(set(state.tenants) - names.keys())
         rows = self._rows(state, names)
         lacking = {row: policy for row, policy in rows.items() if self._sent.get(row) != policy}
         reports = await self._link.apply(state.revision, lacking)
@@ -153,6 +176,15 @@ class Applier:
         except TimeoutError:
             return False
         return True
+
+    def unserved_trouble(self) -> str | None:
+        """Say which tenants' requests this server refuses, if there are any."""
+        if not self.unserved:
+            return None
+        return (
+            f"no row for {len(self.unserved)} tenants, such as {self.unserved[0]}: their requests "
+            "are refused here (--spin-capacity, or a policy of --spin-policies with the same name)"
+        )
 
     def behind_seconds(self) -> float:
         """For how long the engine has lacked the store's revision; 0 if it holds it."""

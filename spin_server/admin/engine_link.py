@@ -56,6 +56,11 @@ class EngineLink(Protocol):
         ...
 
     @property
+    def reserved(self) -> frozenset[str]:
+        """Names of the launch's own policies; no tenant's."""
+        ...
+
+    @property
     def capacity(self) -> int:
         """Rows of the table."""
         ...

@@ -138,15 +138,27 @@ def expire_policies(now: datetime) -> Operation:
 
 
 def create_tenant(
-    name: str, description: str, *, now: datetime, most_tenants: int = MOST_TENANTS
+    name: str,
+    description: str,
+    *,
+    now: datetime,
+    most_tenants: int = MOST_TENANTS,
+    reserved: frozenset[str] = frozenset(),
 ) -> Operation:
-    """Make a tenant, with the default policy until something is set."""
+    """Make a tenant, with the default policy until something is set.
+
+    Args:
+        most_tenants: that there may be.
+        reserved: names that mean something else to the engine.
+    """
 
     def operate(state: State) -> list[Change]:
         if name == DEFAULT:
             raise InvalidError(
                 f"tenant: expected another name than {DEFAULT!r}, the default policy's"
             )
+        if name in reserved:
+            raise ConflictError(f"tenant {name!r}: a policy of --spin-policies has this name")
         if state.tenant(name) is not None:
             raise ConflictError(f"tenant {name!r} exists")
         if len(state.tenants) >= most_tenants:

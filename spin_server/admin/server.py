@@ -61,7 +61,8 @@ class AdminServer:
         registry: CollectorRegistry,
     ) -> None:
         self._socket = _listen(host, port)
-        self.url = f"http://{host}:{self._socket.getsockname()[1]}"
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"http://{shown}:{self._socket.getsockname()[1]}"
         self._store = SqliteStore(store)
         self._administration = Administration(self._store, launch)
         self.key_file = store.with_name(store.name + ".key")
@@ -72,6 +73,7 @@ class AdminServer:
             create_app(services, registry),
             log_config=None,
             access_log=False,
+            http="h11",  # bounds the headers
             lifespan="off",
             server_header=False,
             timeout_graceful_shutdown=_DRAIN_SECONDS,
@@ -104,7 +106,7 @@ class AdminServer:
             applying.cancel()
             await asyncio.gather(serving, applying, return_exceptions=True)
         self._socket.close()
-        self._store.close()
+        await asyncio.to_thread(self._store.close)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -56,7 +56,11 @@ def check(ref: Ref, body: Mapping[str, Any]) -> BaseModel:
 
 
 def _in_one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    """Say what is wrong, without the values."""
+    if not isinstance(error, ValidationError):
+        return "another kind of document"
+    found = error.errors(include_input=False, include_url=False, include_context=False)
+    return "; ".join(f"{'/'.join(map(str, e['loc']))}: {e['msg']}" for e in found[:5])
 
 
 @dataclass(frozen=True)

@@ -1,59 +1,15 @@
-"""The admin API as a guest of the server: its arguments, and the glue between the two."""
+"""The admin API as a guest of the server: the glue between the two."""
 
-import argparse
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 from prometheus_client import REGISTRY
 
 from spin_server.admin.engine_link import Figures, RankReport
 from spin_server.admin.server import AdminServer
+from spin_server.cli.admin_arguments import AdminArguments
 from spin_server.engine.spin.control import EngineControl
-from spin_server.errors import InputError
 from spin_server.policy.policy import Policy
-
-DEFAULT_PORT = 8081
-
-
-@dataclass(frozen=True, slots=True)
-class AdminArguments:
-    """Where the admin API keeps its documents, and where it listens."""
-
-    store: Path
-    host: str
-    port: int
-
-
-def read_admin_arguments(argv: Sequence[str]) -> tuple[AdminArguments | None, list[str]]:
-    """Take the `--admin-*` arguments out of a command line.
-
-    Returns:
-        None if no store is named: then there is no admin API; and what is left.
-
-    Raises:
-        InputError: an argument that does not make sense.
-    """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--admin-store", type=Path)
-    parser.add_argument("--admin-host")
-    parser.add_argument("--admin-port", type=int)
-    try:
-        ours, rest = parser.parse_known_args(argv)
-    except argparse.ArgumentError as error:
-        raise InputError("serve", "the admin API's arguments", error) from None
-    for argument in rest:
-        if argument.startswith("--admin-"):
-            raise InputError("serve", "one of the admin API's arguments (see --help)", argument)
-    if ours.admin_store is None:
-        if ours.admin_host is not None or ours.admin_port is not None:
-            raise InputError("serve", "--admin-store FILE beside --admin-host and -port", "none")
-        return None, rest
-    port = DEFAULT_PORT if ours.admin_port is None else ours.admin_port
-    if not 0 <= port < 65536:
-        raise InputError("--admin-port", "0 (any) to 65535", port)
-    return AdminArguments(ours.admin_store, ours.admin_host or "127.0.0.1", port), rest
 
 
 class ControlLink:
@@ -62,6 +18,7 @@ class ControlLink:
     def __init__(self, control: EngineControl) -> None:
         self._control = control
         self.first_row, self.capacity = control.first_row, control.capacity
+        self.reserved = control.reserved
 
     async def apply(self, revision: int, rows: Mapping[int, Policy]) -> list[RankReport]:
         """See `EngineLink`."""

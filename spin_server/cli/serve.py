@@ -61,12 +61,13 @@ def main(argv: Sequence[str]) -> int:
         raise InputError("serve", f"MODEL first: {_USAGE}", argv[0] if argv else "nothing")
     model = argv[0]
 
-    from spin_server.cli.admin_guest import AdminGuest, read_admin_arguments
-    from spin_server.cli.spin_arguments import read_spin_arguments
     from spin_server.engine.lifetime import stop_on_signals_during_start
+
+    stop_on_signals_during_start()  # before the imports, which take seconds
+    from spin_server.cli.admin_arguments import read_admin_arguments
+    from spin_server.cli.spin_arguments import read_spin_arguments
     from spin_server.engine.versions import installed_vllm
 
-    stop_on_signals_during_start()
     installed_vllm()
     settings, rest = read_spin_arguments(argv[1:])
     admin, rest = read_admin_arguments(rest)
@@ -78,7 +79,11 @@ def main(argv: Sequence[str]) -> int:
 
     from spin_server.engine.server import serve
 
-    guest = None if admin is None else AdminGuest(admin, settings.default.policy())
+    guest = None
+    if admin is not None:
+        from spin_server.cli.admin_guest import AdminGuest
+
+        guest = AdminGuest(admin, settings.default.policy())
     return OK if serve(model, rest, settings, guest) else ENGINE_DIED
 
 

@@ -1,5 +1,6 @@
 """What the admin API answers, and what the engine and the log hold afterwards."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from admin_app import AdminApp, Client
 
+from spin_server.admin.applier import RowAllotment
 from spin_server.policy.ratio import Ratio
 
 SECRET_ROUTES = ("/livez", "/readyz", "/metrics")
@@ -311,6 +313,19 @@ def test_nobody_hands_out_more_than_he_has(ask: Client) -> None:
     assert clerk("POST", "/v1/keys", {"scopes": ["read"]}).status_code == 201
 
 
+def test_key_that_is_revoked_meanwhile_writes_nothing(tmp_path: Path) -> None:
+    one, two = AdminApp(tmp_path), AdminApp(tmp_path)
+    two.applier._period = 3600.0  # it learns of nothing by itself
+    with one.client() as ask_one, two.client() as ask_two:
+        made = ask_one("POST", "/v1/keys", {"scopes": ["read", "write", "keys", "audit"]}).json()
+        two.administration.refresh()
+        thief = ask_two.with_key(made["key"])
+        assert thief("GET", "/v1/status").status_code == 200
+        assert ask_one("DELETE", f"/v1/keys/{made['id']}", match="*").status_code == 200
+        assert thief("POST", "/v1/keys", {"scopes": ["read"]}).status_code == 401
+        assert thief("GET", "/v1/status").status_code == 401  # and now it knows
+
+
 def test_rotation_overlaps_and_then_ends(app: AdminApp, ask: Client) -> None:
     made = ask("POST", "/v1/keys", {"scopes": ["read"], "description": "ci"}).json()
     url = f"/v1/keys/{made['id']}/rotate"
@@ -335,6 +350,12 @@ def test_no_key_is_in_any_answer_log_metric_or_audit(
     turned = ask("POST", f"/v1/keys/{made['id']}/rotate", {}, match="*").json()
     secrets = [ask.key or "", made["key"], turned["key"]]
     texts = []
+    for secret in secrets:
+        body, headers = {"description": f"x {secret}"}, {"X-Request-Id": secret}
+        url = f"/v1/tenants/acme?reason={secret}"
+        answer = ask("PATCH", url, body, match="*", headers=headers)
+        assert answer.status_code == 200
+        texts.append(answer.text)
     for secret in [*secrets, "spin_" + "A" * 43]:
         client = ask.with_key(secret)
         for method, path in operations(app):
@@ -344,7 +365,9 @@ def test_no_key_is_in_any_answer_log_metric_or_audit(
         texts.append(client("PATCH", "/v1/policies/default", {secret: secret}, match="*").text)
     app.engine.fault = RuntimeError("the engine is gone")
     texts.append(ask("GET", "/v1/status").text)
-    texts += [ask("GET", "/v1/audit?limit=500").text, caplog.text]
+    # The test's own client logs what it sends; it is no part of the product.
+    ours = [r.getMessage() for r in caplog.records if not r.name.startswith("httpx")]
+    texts += [ask("GET", "/v1/audit?limit=500").text, *ours]
     for secret in secrets:
         assert not any(secret in text for text in texts)
         hashes = [
@@ -395,6 +418,64 @@ def test_engine_that_does_not_answer_loses_nothing(app: AdminApp, ask: Client) -
     app.engine.fault = None
     eventually(lambda: float(app.engine.rows[0].sparsity) == 0.5)
     assert ask("GET", "/readyz").status_code == 200
+
+
+def test_tenant_that_has_no_row_here_is_named(tmp_path: Path) -> None:
+    one, two = AdminApp(tmp_path), AdminApp(tmp_path)
+    two.engine.capacity = 3
+    two.applier._allotment = RowAllotment(range(1, 3))
+    steps = [{"op": "create_tenant", "name": f"t{index}"} for index in range(4)]
+    with one.client() as ask_one, two.client() as ask_two:
+        assert ask_one("POST", "/v1/bulk", {"operations": steps}).status_code == 200
+        eventually(lambda: two.engine.names == {"t0": 1, "t1": 2})
+        found = ask_two("PATCH", "/v1/policies/t3", {"target_sparsity": 0.5}, match="*").json()
+        assert found["applied"]["complete"] is False
+        assert "no row for 2 tenants, such as t2" in found["applied"]["trouble"]
+        assert "no row for 2 tenants" in ask_two("GET", "/v1/status").json()["trouble"]["tenants"]
+
+
+def test_name_of_the_launch_is_no_tenants(ask: Client) -> None:
+    answer = ask("POST", "/v1/tenants", {"name": "launched"})
+    assert answer.status_code == 409
+    assert "--spin-policies" in answer.json()["detail"]
+
+
+def test_request_that_breaks_off_does_nothing(app: AdminApp) -> None:
+    sent: list[Any] = []
+    parts = iter(
+        [
+            {"type": "http.request", "body": b'{"name":"half"}', "more_body": True},
+            {"type": "http.disconnect"},
+        ]
+    )
+
+    async def receive() -> Any:
+        return next(parts)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [
+        (b"authorization", f"Bearer {app.key}".encode()),
+        (b"content-type", b"application/json"),
+        (b"content-length", b"5000"),
+    ]
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": "/v1/tenants",
+        "raw_path": b"/v1/tenants",
+        "query_string": b"",
+        "headers": headers,
+        "scheme": "http",
+        "server": ("127.0.0.1", 1),
+        "client": ("127.0.0.1", 2),
+    }
+    asyncio.run(app.app(scope, receive, send))
+    assert sent == []
+    assert app.administration.state.tenants == []
+    app.store.close()
 
 
 def test_tenants_are_as_many_as_the_table_has_rows(app: AdminApp, ask: Client) -> None:

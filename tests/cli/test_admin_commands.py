@@ -46,7 +46,7 @@ COMMANDS = [
 class Engine:
     """An engine of one worker that takes every policy, unless it is out of order."""
 
-    first_row, capacity = 1, 64
+    first_row, capacity, reserved = 1, 64, frozenset[str]()
 
     def __init__(self) -> None:
         self.rows: dict[int, Policy] = {}

@@ -25,6 +25,7 @@ class RememberingEngine:
 
     def __init__(self, capacity: int = 16, first_row: int = 1) -> None:
         self.capacity, self.first_row = capacity, first_row
+        self.reserved = frozenset({"launched"})
         self.rows: dict[int, Policy] = {}
         self.names: dict[str, int] = {}
         self.revision, self.writes = 0, 0

@@ -34,7 +34,8 @@ async def _no_store(
             if request.method == "PATCH"
             else ("application/json",)
         )
-        if media not in accepted and request.headers.get("content-length") != "0":
+        empty = request.headers.get("content-length", "0") == "0" and not media
+        if media not in accepted and not (empty and "transfer-encoding" not in request.headers):
             return problems.problem(
                 415, "Unsupported media type", f"expected {' or '.join(accepted)}, got {media!r}"
             )

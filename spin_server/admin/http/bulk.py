@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from spin_server.admin.access import Principal
 from spin_server.admin.documents import Name, PolicyPatch
+from spin_server.admin.engine_link import EngineLink
 from spin_server.admin.http.context import Caller_, Write_, show_change, show_dry_run
 from spin_server.admin.http.policies import owner
 from spin_server.admin.http.tenants import Description
@@ -89,10 +90,16 @@ class Bulk(BaseModel):
     )
 
 
-def _operation(step: Step, principal: Principal, now: datetime, most_tenants: int) -> Operation:
+def _operation(step: Step, principal: Principal, now: datetime, link: EngineLink) -> Operation:
     if isinstance(step, CreateTenant):
         principal.require("write")
-        return create_tenant(step.name, step.description, now=now, most_tenants=most_tenants)
+        return create_tenant(
+            step.name,
+            step.description,
+            now=now,
+            most_tenants=link.capacity - link.first_row,
+            reserved=link.reserved,
+        )
     if isinstance(step, DeleteTenant):
         principal.require("write")
         return delete_tenant(step.name, step.if_match)
@@ -109,8 +116,7 @@ def _operation(step: Step, principal: Principal, now: datetime, most_tenants: in
 async def apply(bulk: Bulk, caller: Caller_, query: Write_) -> dict[str, Any]:
     """All changes make one revision; if one is refused, none is made."""
     now, link = caller.administration.clock(), caller.services.link
-    most_tenants = link.capacity - link.first_row
-    operations = [_operation(step, caller.principal, now, most_tenants) for step in bulk.operations]
+    operations = [_operation(step, caller.principal, now, link) for step in bulk.operations]
     outcome = await caller.perform(together(operations), query)
     if query.dry_run:
         return show_dry_run(outcome)

@@ -2,7 +2,6 @@
 
 import re
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -14,13 +13,15 @@ from starlette.concurrency import run_in_threadpool
 from spin_server.admin.access import Principal, authenticate
 from spin_server.admin.administration import Administration, Author, Outcome
 from spin_server.admin.applier import Applier
+from spin_server.admin.documents import without_keys
 from spin_server.admin.engine_link import EngineLink
 from spin_server.admin.errors import InvalidError, UnauthorizedError
 from spin_server.admin.operations import Operation, visible
+from spin_server.admin.state import State
 from spin_server.admin.store.interface import Change
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-APPLY_SECONDS = 10.0
+APPLY_SECONDS = 4.0  # less than the server's stop waits for open requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,8 @@ class Caller:
         self.services, self.principal = services, principal
         self._action = f"{request.method} {request.url.path}"
         given = request.headers.get("x-request-id", "")
-        self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        good = _REQUEST_ID.fullmatch(given) and without_keys(given) == given
+        self.request_id = given if good else uuid.uuid4().hex
 
     @property
     def administration(self) -> Administration:
@@ -77,13 +79,18 @@ class Caller:
 
     def author(self, reason: str) -> Author:
         """Say who asks for a change."""
-        return Author(self.principal.key_id, self._action, reason, self.request_id)
+        return Author(self.principal.key_id, self._action, without_keys(reason), self.request_id)
 
     async def perform(self, operation: Operation, query: WriteQuery) -> Outcome:
-        """Try or commit an operation."""
+        """Try or commit an operation, with a key that is still good when it is committed."""
+
+        def checked(state: State) -> list[Change]:
+            self.principal.renewed(state, self.administration.clock())
+            return operation(state)
+
         return await run_in_threadpool(
             self.administration.perform,
-            operation,
+            checked,
             self.author(query.reason),
             dry_run=query.dry_run is not None,
         )
@@ -93,24 +100,25 @@ class Caller:
         applier, revision = self.services.applier, outcome.state.revision
         complete = await applier.reach(revision, APPLY_SECONDS)
         return {
-            "complete": complete,
+            "complete": complete and not applier.unserved,
             "desired_revision": revision,
             "ranks": [
                 {"engine": r.engine, "rank": r.rank, "revision": r.revision}
                 for r in applier.reports
             ],
-            "trouble": applier.trouble,
+            "trouble": applier.trouble or applier.unserved_trouble(),
         }
 
 
-def services(request: Request) -> Services:
+# Dependencies are coroutines: others would wait for a thread, and all may be waiting for the store.
+async def services(request: Request) -> Services:
     """Get what the application is made of."""
     found = request.app.state.services
     assert isinstance(found, Services)
     return found
 
 
-def caller(
+async def caller(
     request: Request,
     found: Annotated[Services, Depends(services)],
     authorization: Annotated[str | None, Security(_scheme)],
@@ -173,4 +181,3 @@ class PageQuery(BaseModel):
 
 
 Page_ = Annotated[PageQuery, Query()]
-Operate = Callable[[], Operation]

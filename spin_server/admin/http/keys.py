@@ -8,7 +8,17 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from spin_server.admin.documents import Name, Scope
 from spin_server.admin.errors import NotFoundError
-from spin_server.admin.http.context import Caller, Caller_, IfMatch, Page_, Read_, Write_, page
+from spin_server.admin.http.context import (
+    Caller,
+    Caller_,
+    IfMatch,
+    Page_,
+    Read_,
+    Write_,
+    page,
+    show_dry_run,
+)
+from spin_server.admin.http.tenants import Description
 from spin_server.admin.operations import NewKey, create_key, etag, revoke_key, rotate_key
 from spin_server.admin.state import State
 from spin_server.admin.store.interface import Ref
@@ -31,7 +41,7 @@ class KeyRequest(BaseModel):
         description="what it may do here; none: it is for the serving API only",
         examples=[["read"]],
     )
-    description: str = Field(default="", max_length=200, description="for people")
+    description: Description = ""
     expires_at: AwareDatetime | None = Field(
         default=None,
         lt=_NEVER,
@@ -101,7 +111,7 @@ async def create(
     outcome = await caller.perform(create_key(key, document, now=now), query)
     if query.dry_run:
         response.status_code = 200
-        return {"dry_run": True, "changes": [], "clamps": []}
+        return show_dry_run(outcome)
     response.headers["ETag"] = etag(outcome.state.revision)
     response.headers["Location"] = f"/v1/keys/{key.key_id}"
     return {**show_key(outcome.state, key.key_id), "key": key.secret}
@@ -122,8 +132,8 @@ async def revoke(
 ) -> dict[str, Any]:
     """It is refused from now on."""
     _require(caller, key_id)
-    await caller.perform(revoke_key(key_id, if_match), query)
-    return {"dry_run": True} if query.dry_run else {"revoked": key_id}
+    outcome = await caller.perform(revoke_key(key_id, if_match), query)
+    return show_dry_run(outcome) if query.dry_run else {"revoked": key_id}
 
 
 @router.post("/{key_id}/rotate", status_code=201, summary="Replace a key")
@@ -142,7 +152,7 @@ async def rotate(
     outcome = await caller.perform(operation, query)
     if query.dry_run:
         response.status_code = 200
-        return {"dry_run": True, "changes": [], "clamps": []}
+        return show_dry_run(outcome)
     response.headers["ETag"] = etag(outcome.state.revision)
     response.headers["Location"] = f"/v1/keys/{successor.key_id}"
     return {

@@ -7,6 +7,10 @@ from spin_server.admin.http.problems import problem
 MOST_BODY_BYTES = 2**20
 
 
+class _GoneError(Exception):
+    """The caller left before his request was whole; what came of it is nothing."""
+
+
 class BodyLimit:
     """Refuses bodies of over a mebibyte, announced or not; nobody behind sees a part of one.
 
@@ -25,7 +29,10 @@ class BodyLimit:
         announced = dict(scope["headers"]).get(b"content-length", b"0")
         body: bytes | None = None
         if announced.isdigit() and int(announced) <= MOST_BODY_BYTES:
-            body = await _read(receive)
+            try:
+                body = await _read(receive)
+            except _GoneError:
+                return
         if body is None:
             detail = f"expected a body of at most {MOST_BODY_BYTES:,} bytes"
             await problem(413, "Too large", detail)(scope, receive, send)
@@ -45,6 +52,8 @@ async def _read(receive: Receive) -> bytes | None:
     parts, total = [], 0
     while True:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _GoneError
         part = message.get("body", b"")
         total += len(part)
         if total > MOST_BODY_BYTES:

@@ -60,4 +60,9 @@ class CountRequests:
                 self._metrics.requests.labels(route, method, str(message["status"])).inc()
             await send(message)
 
-        await self._app(scope, receive, counted)
+        try:
+            await self._app(scope, receive, counted)
+        except Exception:  # answered with 500 further out
+            route = getattr(scope.get("route"), "path", "none")
+            self._metrics.requests.labels(route, scope["method"], "500").inc()
+            raise

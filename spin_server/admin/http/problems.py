@@ -1,7 +1,6 @@
 """Refusals as RFC 9457 problems."""
 
 import logging
-import re
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -10,13 +9,14 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
+from spin_server.admin.documents import without_keys
 from spin_server.admin.errors import RefusedError, UnauthorizedError
 from spin_server.errors import InputError
 
 logger = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
-_KEY = re.compile(r"spin_[A-Za-z0-9_-]{16,}")
+_MOST_ERRORS = 20  # shown of one request
 
 
 def problem(status: int, title: str, detail: str, **more: Any) -> JSONResponse:
@@ -34,7 +34,7 @@ def _without_keys(found: Any) -> Any:
         return {name: _without_keys(value) for name, value in found.items()}
     if isinstance(found, list):
         return [_without_keys(value) for value in found]
-    return _KEY.sub("spin_…", found) if isinstance(found, str) else found
+    return without_keys(found) if isinstance(found, str) else found
 
 
 def _refused(_: Request, error: Exception) -> JSONResponse:
@@ -54,7 +54,7 @@ def _invalid(_: Request, error: Exception) -> JSONResponse:
             "at": "/".join(map(str, found["loc"])),
             "message": found["msg"].removeprefix("Value error, "),
         }
-        for found in error.errors()
+        for found in error.errors()[:_MOST_ERRORS]
     ]
     detail = "; ".join(f"{found['at']}: {found['message']}" for found in errors)
     return problem(422, "Not valid", detail, errors=errors)

@@ -9,13 +9,22 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from spin_server.admin.documents import DEFAULT
 from spin_server.admin.engine_link import Figures
-from spin_server.admin.http.context import APPLY_SECONDS, Caller_, Read_, Services_
+from spin_server.admin.http.context import APPLY_SECONDS, Caller_, Read_, Services, Services_
 from spin_server.admin.http.policies import show_policy
 
 router = APIRouter()
 
 # An apply takes a step of the engine; one that takes longer than this is stuck.
 READY_SECONDS = 5.0
+
+
+def _trouble(services: Services, engine: str | None, own: str | None) -> dict[str, str | None]:
+    store, applier = services.administration.trouble, services.applier
+    tenants = applier.unserved_trouble()
+    if own is not None:  # the texts may name other tenants
+        store = store and "documents cannot be read"
+        tenants = "no row for this tenant" if own in applier.unserved else None
+    return {"store": store, "engine": engine, "tenants": tenants}
 
 
 def _realized(figures: Figures) -> dict[str, Any]:
@@ -60,7 +69,7 @@ async def status(caller: Caller_, _: Read_, response: Response) -> dict[str, Any
         "realized": realized,
         "tenants": len(state.tenants) if own is None else None,
         "keys": len(state.keys) if own is None else None,
-        "trouble": {"store": administration.trouble, "engine": engine_trouble},
+        "trouble": _trouble(services, engine_trouble, own),
     }
 
 

@@ -3,9 +3,9 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from spin_server.admin.documents import Name, PolicyPatch
+from spin_server.admin.documents import Name, PolicyPatch, without_keys
 from spin_server.admin.errors import NotFoundError
 from spin_server.admin.http.context import (
     Caller_,
@@ -30,7 +30,11 @@ from spin_server.admin.store.interface import Ref
 
 router = APIRouter(prefix="/v1/tenants", tags=["tenants"])
 
-Description = Annotated[str, Field(max_length=200, description="for people", examples=["Search"])]
+Description = Annotated[
+    str,
+    Field(max_length=200, description="for people", examples=["Search"]),
+    AfterValidator(without_keys),
+]
 
 
 class NewTenant(BaseModel):
@@ -88,6 +92,7 @@ async def create(
             tenant.description,
             now=now,
             most_tenants=link.capacity - link.first_row,
+            reserved=link.reserved,
         )
     ]
     if changes := tenant.policy.changes():

@@ -1,4 +1,4 @@
-"""The embedded store: one SQLite file, for one machine or one shared volume.
+"""The embedded store: one SQLite file, for the servers of one machine.
 
 A write-ahead log with full synchronisation: what was acknowledged survives a killed process and a
 lost power supply, and readers never wait for a writer.
@@ -41,6 +41,15 @@ CREATE TABLE changes (
     before TEXT, after TEXT,
     PRIMARY KEY (revision, kind, name)
 ) WITHOUT ROWID;
+CREATE TRIGGER commits_come_once BEFORE INSERT ON commits
+WHEN EXISTS (SELECT 1 FROM commits WHERE revision = NEW.revision) BEGIN
+    SELECT RAISE(ABORT, 'the log is append-only');
+END;
+CREATE TRIGGER changes_come_once BEFORE INSERT ON changes
+WHEN EXISTS (SELECT 1 FROM changes
+    WHERE revision = NEW.revision AND kind = NEW.kind AND name = NEW.name) BEGIN
+    SELECT RAISE(ABORT, 'the log is append-only');
+END;
 CREATE TRIGGER commits_stay BEFORE UPDATE ON commits BEGIN
     SELECT RAISE(ABORT, 'the log is append-only');
 END;
@@ -191,15 +200,21 @@ class SqliteStore:
             rows = self._db.execute(
                 f"SELECT {_COMMIT_COLUMNS} FROM commits WHERE {which}", values
             ).fetchall()
-            found = {row[0]: self._changes(row[0]) for row in rows}
-        return [Commit(row[0], Entry(*row[1:]), found[row[0]]) for row in rows]
+            found = self._changes([row[0] for row in rows])
+        return [Commit(row[0], Entry(*row[1:]), tuple(found.get(row[0], ()))) for row in rows]
 
-    def _changes(self, revision: int) -> tuple[Change, ...]:
+    def _changes(self, revisions: list[int]) -> dict[int, list[Change]]:
+        """Read the changes of commits without a gap between them."""
         rows = self._db.execute(
-            "SELECT kind, name, before, after FROM changes WHERE revision = ? ORDER BY kind, name",
-            (revision,),
+            "SELECT revision, kind, name, before, after FROM changes "
+            "WHERE revision BETWEEN ? AND ? ORDER BY revision, kind, name",
+            (min(revisions, default=0), max(revisions, default=-1)),
         )
-        return tuple(Change(Ref(k, n), _body(before), _body(after)) for k, n, before, after in rows)
+        found: dict[int, list[Change]] = {}
+        for revision, kind, name, before, after in rows:
+            change = Change(Ref(kind, name), _body(before), _body(after))
+            found.setdefault(revision, []).append(change)
+        return found
 
     def close(self) -> None:
         """See `Store`."""

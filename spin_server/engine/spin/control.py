@@ -4,6 +4,7 @@ Rows are written between two steps, into tensors that keep their addresses: noth
 again, and a request that is running takes its new policy at its next step.
 """
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from spin_server.engine.spin.policy_table import PolicyTable
 from spin_server.engine.spin.settings import SpinSettings
 from spin_server.errors import StartupError
 from spin_server.policy.policy import Policy
+
+_RPC_SECONDS = 30.0  # a write waits for the step that runs, and a step for a long prefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,10 @@ class EngineControl:
     ) -> None:
         self._client, self._gate, self._collector = engine_client, gate, collector
         self._wanted = PolicyTable.of(settings)  # what every worker's table has to hold
+        self._written: dict[int, Policy] = {}  # rows that it was told, over the launch's
+        self._certain = True  # whether the workers hold all of it, as far as is known
+        self._turn = asyncio.Lock()
+        self.reserved = frozenset(settings.policies)
         self.first_row = 1 + len(settings.policies)
         self.capacity = settings.capacity
 
@@ -61,10 +68,18 @@ class EngineControl:
         """
         self._collector.desired_revision = revision
         self._collector.policies.update(rows)
-        self._wanted.write_all(rows, revision)
-        written = {str(row): policy.pack() for row, policy in rows.items()}
-        answers = await self._client.collective_rpc("spin_apply", args=(revision, written))
-        return self._checked(answers)
+        async with self._turn:
+            self._wanted.write_all(rows, revision)
+            self._written.update(rows)
+            # After a failure nobody knows which rows arrived, so all are sent.
+            sent = rows if self._certain else self._written
+            self._certain = False
+            packed = {str(row): policy.pack() for row, policy in sent.items()}
+            async with asyncio.timeout(_RPC_SECONDS):
+                answers = await self._client.collective_rpc("spin_apply", args=(revision, packed))
+            found = self._checked(answers)
+            self._certain = True
+            return found
 
     async def reports(self) -> list[WorkerRevision]:
         """Read every worker's table back.
@@ -72,7 +87,13 @@ class EngineControl:
         Raises:
             StartupError: a worker's table holds something else than was written.
         """
-        return self._checked(await self._client.collective_rpc("spin_policies"))
+        async with self._turn:
+            try:
+                async with asyncio.timeout(_RPC_SECONDS):
+                    return self._checked(await self._client.collective_rpc("spin_policies"))
+            except StartupError:
+                self._certain = False
+                raise
 
     def _checked(self, answers: list[dict[str, Any]]) -> list[WorkerRevision]:
         digest, revision = self._wanted.digest(), self._wanted.revision
