@@ -21,7 +21,7 @@ from spin_server.admin.engine_link import Figures, RankReport
 from spin_server.admin.http import context
 from spin_server.admin.server import AdminServer
 from spin_server.cli import admin_client
-from spin_server.cli.admin_guest import DEFAULT_PORT
+from spin_server.cli.admin_arguments import DEFAULT_PORT
 from spin_server.cli.main import main
 from spin_server.policy.policy import Policy
 
