@@ -41,7 +41,7 @@ def _served() -> Iterator[None]:
 
 
 @SCHEMA.parametrize()
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_every_answer_is_as_described(
     case: schemathesis.Case, caplog: pytest.LogCaptureFixture
 ) -> None:
