@@ -49,9 +49,15 @@ def test_killed_launcher_takes_its_engine_along(tiny_model: Path, tmp_path: Path
         assert not alive(engine)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
+# One handler takes both signals, so each phase sees one of them.
 @pytest.mark.parametrize(
-    "when", [b"", b"Resolved architecture", b"Initializing a V1 LLM engine", b"Loading weights"]
+    ("when", "number"),
+    [
+        (b"", signal.SIGTERM),
+        (b"Resolved architecture", signal.SIGINT),
+        (b"Initializing a V1 LLM engine", signal.SIGTERM),
+        (b"Loading weights", signal.SIGINT),
+    ],
 )
 def test_signal_during_start_stops_everything_with_status_0(
     tiny_model: Path, tmp_path: Path, number: signal.Signals, when: bytes
