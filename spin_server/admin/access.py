@@ -4,12 +4,13 @@ import hmac
 from dataclasses import dataclass
 from datetime import datetime
 
-from spin_server.admin.documents import Scope, moment
+from spin_server.admin.documents import Scope
 from spin_server.admin.errors import ForbiddenError, UnauthorizedError
 from spin_server.admin.operations import hash_key
 from spin_server.admin.state import State
 
 _MOST_CHARACTERS = 200
+_NO_KEY = "no such key, or one that has expired"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,10 @@ class Principal:
             UnauthorizedError: the reason.
         """
         key = state.key(self.key_id)
-        ended = key is None or (key.expires_at is not None and moment(key.expires_at) <= now)
-        if key is None or ended or self.scopes - set(key.scopes) or key.tenant != self.tenant:
-            raise UnauthorizedError("no such key, or one that has expired")
+        if key is None or key.ended(now):
+            raise UnauthorizedError(_NO_KEY)
+        if self.scopes - set(key.scopes) or key.tenant != self.tenant:
+            raise UnauthorizedError(_NO_KEY)
 
 
 def authenticate(state: State, authorization: str | None, now: datetime) -> Principal:
@@ -77,7 +79,7 @@ def authenticate(state: State, authorization: str | None, now: datetime) -> Prin
     key_id = state.key_ids.get(digest)
     key = state.key(key_id) if key_id is not None else None
     if key is None or key_id is None or not hmac.compare_digest(key.sha256, digest):
-        raise UnauthorizedError("no such key, or one that has expired")
-    if key.expires_at is not None and moment(key.expires_at) <= now:
-        raise UnauthorizedError("no such key, or one that has expired")
+        raise UnauthorizedError(_NO_KEY)
+    if key.ended(now):
+        raise UnauthorizedError(_NO_KEY)
     return Principal(key_id, key.tenant, frozenset(key.scopes))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from spin_server.admin.documents import Fields, fields_of, moment, timestamp
+from spin_server.admin.documents import Fields, fields_of, timestamp
 from spin_server.admin.errors import ConflictError, NotFoundError, UnavailableError
 from spin_server.admin.operations import NewKey, Operation, bodies_at, create_key, expire_policies
 from spin_server.admin.state import State
@@ -231,4 +231,4 @@ class Administration:
         key = state.key(key_id)
         if key is None or key.tenant is not None or "keys" not in key.scopes:
             return False
-        return key.expires_at is None or moment(key.expires_at) > self.clock()
+        return not key.ended(self.clock())

@@ -220,6 +220,10 @@ class KeyDocument(BaseModel):
     expires_at: Timestamp | None
     replaced_by: str | None = None  # id of the key that took its place
 
+    def ended(self, now: datetime) -> bool:
+        """Say whether it is refused from now on."""
+        return self.expires_at is not None and moment(self.expires_at) <= now
+
 
 DOCUMENTS: dict[str, type[BaseModel]] = {
     "policy": PolicyDocument,

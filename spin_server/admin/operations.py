@@ -282,7 +282,7 @@ def rotate_key(
             raise ConflictError(f"key {key_id!r} was replaced by {key.replaced_by!r}")
         end, lifetime = now + timedelta(seconds=overlap_seconds), None
         if key.expires_at is not None:
-            if moment(key.expires_at) <= now:
+            if key.ended(now):
                 raise ConflictError(f"key {key_id!r} has expired; make a new one")
             end = min(end, moment(key.expires_at))
             # The successor lives as long as its predecessor was made to live.

@@ -150,12 +150,12 @@ def show_change(change: Change) -> dict[str, Any]:
     }
 
 
-def show_dry_run(outcome: Outcome, clamps: list[str] | None = None) -> dict[str, Any]:
-    """Show what an operation would do."""
+def show_dry_run(outcome: Outcome) -> dict[str, Any]:
+    """Show what an operation would do; nothing is clamped as long as there are no guard rails."""
     return {
         "dry_run": True,
         "changes": [show_change(change) for change in outcome.changes],
-        "clamps": clamps or [],
+        "clamps": [],
     }
 
 

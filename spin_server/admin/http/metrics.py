@@ -55,14 +55,16 @@ class CountRequests:
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                route = getattr(scope.get("route"), "path", "none")
-                method = scope["method"] if scope["method"] in _METHODS else "other"
-                self._metrics.requests.labels(route, method, str(message["status"])).inc()
+                self._count(scope, message["status"])
             await send(message)
 
         try:
             await self._app(scope, receive, counted)
         except Exception:  # answered with 500 further out
-            route = getattr(scope.get("route"), "path", "none")
-            self._metrics.requests.labels(route, scope["method"], "500").inc()
+            self._count(scope, 500)
             raise
+
+    def _count(self, scope: Scope, status: int) -> None:
+        route = getattr(scope.get("route"), "path", "none")
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._metrics.requests.labels(route, method, str(status)).inc()

@@ -6,6 +6,7 @@ the last one. Every rank chooses the same blocks, so one rank speaks for all.
 
 import asyncio
 import logging
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,11 +21,6 @@ logger = logging.getLogger(__name__)
 _DEFAULT, _OTHER = "default", "_other"
 _MOST_TENANTS = 64  # with series of their own; the rest share one
 _BASE = ("model_name", "engine")
-
-
-def _add(total: dict[str, int], counts: Mapping[str, int]) -> None:
-    for outcome, count in counts.items():
-        total[outcome] = total.get(outcome, 0) + count
 
 
 class SpinCollector(Collector):
@@ -45,7 +41,7 @@ class SpinCollector(Collector):
         named = {name: given.policy() for name, given in settings.policies.items()}
         self.names = {0: _DEFAULT} | dict(enumerate(named, start=1))  # of the table's rows
         self.policies = {0: settings.default.policy()} | dict(enumerate(named.values(), start=1))
-        self.tenants: dict[str, dict[str, int]] = {}  # blocks by name, then outcome
+        self.tenants: defaultdict[str, Counter[str]] = defaultdict(Counter)  # blocks by outcome
         self._counted: dict[int, dict[str, int]] = {}  # what was last seen of each row
         self.snapshot: dict[str, Any] | None = None
         self.desired_revision: int | None = None  # of the policies, once somebody sets one
@@ -56,7 +52,7 @@ class SpinCollector(Collector):
         self.names = kept | {row: name for name, row in rows.items()}
         gone = self.tenants.keys() - set(self.names.values()) - {_OTHER}
         for name in gone:
-            _add(self.tenants.setdefault(_OTHER, {}), self.tenants.pop(name))
+            self.tenants[_OTHER].update(self.tenants.pop(name))
 
     def take(self, snapshot: dict[str, Any]) -> None:
         """Take a worker's newest figures; a row's new blocks are its present owner's."""
@@ -65,7 +61,7 @@ class SpinCollector(Collector):
             before = self._counted.get(row, {})
             new = {outcome: count - before.get(outcome, 0) for outcome, count in outcomes.items()}
             if any(new.values()):
-                _add(self.tenants.setdefault(self.names.get(row, _OTHER), {}), new)
+                self.tenants[self.names.get(row, _OTHER)].update(new)
         self._counted, self.snapshot = counted, snapshot
 
     def collect(self) -> Iterator[Metric]:
@@ -131,10 +127,10 @@ class SpinCollector(Collector):
         shown: dict[str, tuple[Policy | None, dict[str, int]]] = {
             name: (self.policies.get(rows[name]), self.tenants.get(name, {})) for name in names
         }
-        rest: dict[str, int] = {}
+        rest: Counter[str] = Counter()
         for name, counts in self.tenants.items():
             if name not in shown:
-                _add(rest, counts)
+                rest.update(counts)
         return shown | ({_OTHER: (None, rest)} if rest else {})
 
     def _state(self, snapshot: dict[str, Any]) -> Iterator[Metric]:
