@@ -7,8 +7,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from spin_server.admin.access import authenticate
 from spin_server.admin.administration import Administration, Author, Outcome
 from spin_server.admin.documents import Fields, PolicyPatch, Scope
+from spin_server.admin.errors import (
+    UnauthorizedError,
+)
 from spin_server.admin.operations import (
     NewKey,
     Operation,
@@ -98,3 +102,39 @@ def execute(path: Path, *statements: str, values: tuple[Any, ...] = ()) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         for statement in statements:
             db.execute(statement, values)
+
+
+DEFAULT_POLICY = Ref("policy", "default")
+
+
+LAUNCH = {
+    "target_sparsity": "0.3",
+    "exploration_share": "0.05",
+    "exploration_policy": "random",
+    "budget": "uniform",
+    "probe_period": 0,
+    "ema_decay": "0.5",
+}
+
+
+def documents(admin: Administration) -> dict[Ref, Body]:
+    """What is stored, seen to be what is in memory."""
+    found = bodies(admin.store.snapshot())
+    assert found == {ref: document.body for ref, document in admin.state.documents.items()}
+    return found
+
+
+def effective(admin: Administration, name: str, field: str) -> tuple[Any, str]:
+    found = admin.state.effective(name)
+    return found.fields[field], found.sources[field]
+
+
+def enters(admin: Administration, key: NewKey) -> bool:
+    try:
+        authenticate(admin.state, f"Bearer {key.secret}", admin.clock())
+    except UnauthorizedError:
+        return False
+    return True
+
+
+# Policies

@@ -2,6 +2,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from admin_app import AdminApp, Client
 from admin_support import Clock
 
 from spin_server.admin.administration import Administration
@@ -46,3 +47,14 @@ def open_admin(open_store: Callable[[], SqliteStore], clock: Clock) -> Callable[
 @pytest.fixture
 def admin(open_admin: Callable[[], Administration]) -> Administration:
     return open_admin()
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> AdminApp:
+    return AdminApp(tmp_path)
+
+
+@pytest.fixture
+def ask(app: AdminApp) -> Iterator[Client]:
+    with app.client() as client:
+        yield client

@@ -1,40 +1,31 @@
-"""Every operation does what it says, one revision each, or is refused and writes nothing."""
+"""Changes of policies and tenants: what they make, what is refused, and their end."""
 
-import json
-import tempfile
 from collections.abc import Callable
-from contextlib import closing
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 from admin_support import (
     AUTHOR,
-    EVERY_SCOPE,
+    DEFAULT_POLICY,
+    LAUNCH,
     Clock,
     add_key,
     add_tenant,
-    bodies,
     do,
+    documents,
+    effective,
+    enters,
     patch,
     revert,
     sent,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from spin_server.admin.access import authenticate
 from spin_server.admin.administration import Administration
-from spin_server.admin.documents import PolicyPatch, timestamp
 from spin_server.admin.errors import (
     ConflictError,
     InvalidError,
     NotFoundError,
     PreconditionError,
-    RefusedError,
-    UnauthorizedError,
     UnconditionalError,
 )
 from spin_server.admin.operations import (
@@ -45,49 +36,13 @@ from spin_server.admin.operations import (
     delete_tenant,
     describe_tenant,
     patch_policy,
-    restore,
     revoke_key,
     rotate_key,
     together,
 )
-from spin_server.admin.store.interface import Body, Ref
-from spin_server.admin.store.sqlite import SqliteStore
-from spin_server.errors import SpinError
+from spin_server.admin.store.interface import Ref
 from spin_server.policy.policy import Policy
 from spin_server.policy.ratio import Ratio
-
-DEFAULT_POLICY = Ref("policy", "default")
-LAUNCH = {
-    "target_sparsity": "0.3",
-    "exploration_share": "0.05",
-    "exploration_policy": "random",
-    "budget": "uniform",
-    "probe_period": 0,
-    "ema_decay": "0.5",
-}
-
-
-def documents(admin: Administration) -> dict[Ref, Body]:
-    """What is stored, seen to be what is in memory."""
-    found = bodies(admin.store.snapshot())
-    assert found == {ref: document.body for ref, document in admin.state.documents.items()}
-    return found
-
-
-def effective(admin: Administration, name: str, field: str) -> tuple[Any, str]:
-    found = admin.state.effective(name)
-    return found.fields[field], found.sources[field]
-
-
-def enters(admin: Administration, key: NewKey) -> bool:
-    try:
-        authenticate(admin.state, f"Bearer {key.secret}", admin.clock())
-    except UnauthorizedError:
-        return False
-    return True
-
-
-# Policies
 
 
 def test_policy_is_the_launchs_until_something_is_set(admin: Administration) -> None:
@@ -447,395 +402,3 @@ def test_tenant_takes_its_policy_and_keys_along(admin: Administration) -> None:
 
 
 # Keys
-
-
-def test_key_that_cannot_be_made_is_refused(admin: Administration) -> None:
-    with pytest.raises(NotFoundError, match="tenant 'a'"):
-        add_key(admin, "a")
-    for lifetime in (0, -1):
-        with pytest.raises(InvalidError, match="expires_at: expected a time to come"):
-            add_key(admin, lifetime=lifetime)
-    assert documents(admin) == {}
-
-
-@pytest.mark.parametrize("end", ["0900-01-01T00:00:00Z", "0001-01-01T00:00:00+10:00"])
-def test_key_that_ended_ages_ago_is_refused(admin: Administration, end: str) -> None:
-    with pytest.raises(SpinError):
-        add_key(admin, end=datetime.fromisoformat(end))
-
-
-def test_key_is_refused_once_it_is_revoked(admin: Administration) -> None:
-    key = add_key(admin)
-    assert enters(admin, key)
-    do(admin, revoke_key(key.key_id, "*"))
-    assert not enters(admin, key)
-    for operation in (
-        revoke_key(key.key_id, "*"),
-        rotate_key(key.key_id, NewKey.draw(), 60, "*", now=admin.clock()),
-    ):
-        with pytest.raises(NotFoundError, match=key.key_id):
-            do(admin, operation)
-
-
-def test_rotation_keeps_rights_and_ends_the_old_key_after_the_overlap(
-    admin: Administration, clock: Clock
-) -> None:
-    add_tenant(admin, "a")
-    old, new = add_key(admin, "a", ["read", "keys"]), NewKey.draw()
-    do(admin, rotate_key(old.key_id, new, 60, "*", now=clock()))
-    assert admin.store.revision() == 3
-    before, after = admin.state.key(old.key_id), admin.state.key(new.key_id)
-    assert before is not None
-    assert after is not None
-    assert (after.tenant, after.scopes) == ("a", ["keys", "read"])
-    assert (after.description, after.expires_at) == (before.description, None)
-    clock.advance(59)
-    assert (enters(admin, old), enters(admin, new)) == (True, True)
-    clock.advance(1)
-    assert (enters(admin, old), enters(admin, new)) == (False, True)
-
-
-def test_rotation_without_overlap_ends_the_old_key_at_once(
-    admin: Administration, clock: Clock
-) -> None:
-    old, new = add_key(admin), NewKey.draw()
-    do(admin, rotate_key(old.key_id, new, 0, "*", now=clock()))
-    assert (enters(admin, old), enters(admin, new)) == (False, True)
-
-
-def test_rotation_never_makes_the_old_key_live_longer(admin: Administration, clock: Clock) -> None:
-    old, new = add_key(admin, lifetime=100), NewKey.draw()
-    clock.advance(80)
-    do(admin, rotate_key(old.key_id, new, 3600, "*", now=clock()))
-    clock.advance(20)
-    assert not enters(admin, old)
-    clock.advance(79)
-    assert enters(admin, new)
-    clock.advance(1)
-    assert not enters(admin, new)
-
-
-def test_rotation_of_an_expired_key_is_refused(admin: Administration, clock: Clock) -> None:
-    key = add_key(admin, lifetime=60)
-    clock.advance(60)
-    with pytest.raises(ConflictError, match="has expired; make a new one"):
-        do(admin, rotate_key(key.key_id, NewKey.draw(), 60, "*", now=clock()))
-    assert admin.store.revision() == 1
-
-
-def test_rotation_of_a_key_for_ages_is_done(admin: Administration, clock: Clock) -> None:
-    # The latest end that the API takes is in 9998, and no date is later than 9999.
-    old, new = add_key(admin, end=datetime(9998, 12, 31, tzinfo=UTC)), NewKey.draw()
-    clock.advance(2 * 366 * 86400)
-    do(admin, rotate_key(old.key_id, new, 60, "*", now=clock()))
-    assert enters(admin, new)
-
-
-# Reverts
-
-
-def test_revert_brings_policies_and_tenants_back(admin: Administration) -> None:
-    add_tenant(admin, "a")
-    patch(admin, "a", target_sparsity=0.5)
-    patch(admin, "default", probe_period=3)
-    wanted = documents(admin)
-    patch(admin, "a", target_sparsity=None, ema_decay=0.9)
-    do(admin, delete_tenant("a", "*"))
-    add_tenant(admin, "b")
-    patch(admin, "default", probe_period=None)
-    assert revert(admin, 3).state.revision == 8
-    assert documents(admin) == wanted
-    assert revert(admin, 3).changes == ()
-    assert [commit.revision for commit in admin.since(0)] == list(range(1, 9))
-
-
-def test_revert_to_the_beginning_leaves_keys_only(admin: Administration) -> None:
-    key = add_key(admin)
-    add_tenant(admin, "a")
-    patch(admin, "default", probe_period=3)
-    revert(admin, 0)
-    assert set(documents(admin)) == {Ref("key", key.key_id)}
-    assert enters(admin, key)
-
-
-def test_revert_revives_no_key_that_was_revoked(admin: Administration) -> None:
-    add_tenant(admin, "a")
-    revoked, kept = add_key(admin), add_key(admin, "a")
-    patch(admin, "default", probe_period=3)
-    do(admin, revoke_key(revoked.key_id, "*"))
-    made_later = add_key(admin, "a")
-    for revision in range(3, admin.state.revision):
-        revert(admin, revision)
-        assert not enters(admin, revoked)
-        assert enters(admin, kept)
-        assert enters(admin, made_later)
-
-
-def test_revert_does_not_undo_a_rotation(admin: Administration, clock: Clock) -> None:
-    old, new = add_key(admin), NewKey.draw()
-    patch(admin, "default", probe_period=3)
-    do(admin, rotate_key(old.key_id, new, 60, "*", now=clock()))
-    clock.advance(60)
-    revert(admin, 1)
-    assert (enters(admin, old), enters(admin, new)) == (False, True)
-
-
-def test_revert_takes_the_keys_of_tenants_that_go(admin: Administration) -> None:
-    everybodys = add_key(admin)
-    add_tenant(admin, "a")
-    own = add_key(admin, "a")
-    revert(admin, 1)
-    assert set(documents(admin)) == {Ref("key", everybodys.key_id)}
-    revert(admin, 3)
-    assert set(documents(admin)) == {Ref("key", everybodys.key_id), Ref("tenant", "a")}
-    assert (enters(admin, everybodys), enters(admin, own)) == (True, False)
-
-
-def test_revert_that_somebody_overtook_is_refused(admin: Administration) -> None:
-    patch(admin, "default", probe_period=3)
-    base, wanted = admin.bodies_at(0)
-    patch(admin, "default", probe_period=4)
-    with pytest.raises(PreconditionError, match="expected revision 1, got 2"):
-        do(admin, restore(wanted, base))
-    assert documents(admin) == {DEFAULT_POLICY: {"fields": {"probe_period": 4}}}
-
-
-@pytest.mark.parametrize("revision", [-1, 2])
-def test_revision_that_never_was_is_not_found(admin: Administration, revision: int) -> None:
-    patch(admin, "default", probe_period=3)
-    with pytest.raises(NotFoundError, match=rf"revision {revision}: expected 0 to 1"):
-        admin.bodies_at(revision)
-
-
-# What may be sent
-
-
-def refused(text: str) -> list[str]:
-    with pytest.raises(ValidationError) as caught:
-        PolicyPatch.model_validate_json(text)
-    with pytest.raises(ValidationError):
-        PolicyPatch.model_validate(json.loads(text))
-    return [error["msg"] for error in caught.value.errors()]
-
-
-@pytest.mark.parametrize("field", ["target_sparsity", "exploration_share", "ema_decay"])
-@pytest.mark.parametrize(
-    "value",
-    [
-        *("NaN", "Infinity", "-Infinity", '"NaN"', '"inf"', "true", "false", '""', '"x"', "[]"),
-        *("-1e-9", "1.000000001", "2", "-1", "1e-10", "0.0000000001", '"0.1234567891"', "{}"),
-        *('"1e-99999"', "1e400", "1" * 4000, '"0.3%"'),
-    ],
-)
-def test_share_that_is_none_is_refused(field: str, value: str) -> None:
-    assert refused(f'{{"{field}": {value}}}')
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"probe_period": True},
-        {"probe_period": -1},
-        {"probe_period": 2**31},
-        {"probe_period": 1.5},
-        {"probe_period": "8"},
-        {"exploration_policy": "greedy"},
-        {"exploration_policy": 1},
-        {"budget": "global"},
-        {"sparsity": 0.5},
-        {"Target_Sparsity": 0.5},
-        {"target_sparsity": 0.5, "surprise": None},
-        [],
-        None,
-    ],
-)
-def test_patch_with_something_else_is_refused(fields: Any) -> None:
-    assert refused(json.dumps(fields))
-
-
-@pytest.mark.parametrize(
-    ("fields", "line"),
-    [
-        ({"max_miss_rate": 0.1}, "max_miss_rate: guard rails do not exist in this release"),
-        ({"min_sparsity": None}, "min_sparsity: guard rails do not exist in this release"),
-        ({"max_sparsity": 1}, "max_sparsity: guard rails do not exist in this release"),
-        ({"guard_rails": {}}, "guard_rails: guard rails do not exist in this release"),
-        ({"canary": True}, "canary: canary releases do not exist in this release"),
-        ({"canary_percent": 5}, "canary_percent: canary releases do not exist in this release"),
-        ({"layer_budgets": []}, "layer_budgets: per-layer budgets do not exist in this release"),
-        ({"budget": "per_layer"}, "budget: per-layer budgets do not exist in this release"),
-    ],
-)
-def test_feature_that_does_not_exist_is_named(fields: dict[str, Any], line: str) -> None:
-    assert refused(json.dumps({"target_sparsity": 0.5, **fields})) == [f"Value error, {line}"]
-
-
-@pytest.mark.parametrize(
-    ("text", "billionths"),
-    [
-        ("1e-9", 1),
-        ('"1e-9"', 1),
-        ("0.000000001", 1),
-        ('"0.3"', 300_000_000),
-        ("0.3", 300_000_000),
-        ("0.1234567890", 123_456_789),
-        ("0.999999999", 999_999_999),
-        ("0", 0),
-        ("-0.0", 0),
-        ("1", 10**9),
-    ],
-)
-def test_share_survives_exactly(
-    admin: Administration,
-    open_admin: Callable[[], Administration],
-    text: str,
-    billionths: int,
-) -> None:
-    changes = PolicyPatch.model_validate_json(f'{{"target_sparsity": {text}}}').changes()
-    do(admin, patch_policy("default", changes, "*", now=admin.clock()))
-    for found in (admin, open_admin()):
-        assert found.state.effective("default").policy.sparsity.billionths == billionths
-
-
-@given(billionths=st.integers(0, 10**9), as_text=st.booleans())
-def test_every_share_is_stored_exactly(billionths: int, as_text: bool) -> None:
-    value: str | float = f"{billionths / 10**9:.9f}"
-    if not as_text:
-        value = float(value)
-    stored = sent(ema_decay=value)["ema_decay"]
-    assert Ratio.parse("ema_decay", stored).billionths == billionths
-    assert sent(ema_decay=stored)["ema_decay"] == stored
-
-
-# A model: plain dictionaries
-
-NAMES = ["default", "a", "b"]
-VALUES: dict[str, list[Any]] = {
-    "target_sparsity": [None, "0.1", "0.9"],
-    "exploration_policy": [None, "none"],
-    "probe_period": [None, 0, 8],
-}
-STEPS = st.one_of(
-    st.tuples(st.just("create"), st.sampled_from(NAMES)),
-    st.tuples(st.just("delete"), st.sampled_from(NAMES)),
-    st.tuples(st.just("describe"), st.sampled_from(NAMES), st.sampled_from("xy")),
-    st.tuples(
-        st.just("patch"),
-        st.sampled_from(NAMES),
-        st.fixed_dictionaries({}, optional={k: st.sampled_from(v) for k, v in VALUES.items()}),
-        st.sampled_from([None, None, 5, 20]),
-    ),
-    st.tuples(st.just("wait"), st.integers(1, 12)),
-    st.tuples(st.just("revert"), st.floats(0, 1)),
-)
-Documents = dict[tuple[str, str], dict[str, Any]]
-
-
-def merged(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    result = dict(fields)
-    for field, value in changes.items():
-        result.pop(field, None)
-        if value is not None:
-            result[field] = value
-    return result
-
-
-class Model:
-    """What the documents ought to be after each step, by the plainest means."""
-
-    def __init__(self) -> None:
-        self.documents: Documents = {}
-        self.history: list[Documents] = [{}]
-
-    def end(self, now: datetime) -> None:
-        for ref, body in list(self.documents.items()):
-            if "expires" in body and body["expires"]["at"] <= timestamp(now):
-                del self.documents[ref]
-                if body["expires"]["restore"]:
-                    self.documents[ref] = {"fields": body["expires"]["restore"]}
-
-    def create(self, name: str, now: datetime) -> None:
-        if name != "default" and ("tenant", name) not in self.documents:
-            body = {"description": "", "created_at": timestamp(now)}
-            self.documents["tenant", name] = body
-
-    def delete(self, name: str) -> None:
-        if self.documents.pop(("tenant", name), None) is not None:
-            self.documents.pop(("policy", name), None)
-
-    def describe(self, name: str, text: str) -> None:
-        if (ref := ("tenant", name)) in self.documents:
-            self.documents[ref] = {**self.documents[ref], "description": text}
-
-    def patch(self, name: str, changes: dict[str, Any], ttl: int | None, end: str) -> None:
-        if name != "default" and ("tenant", name) not in self.documents:
-            return
-        body = self.documents.pop(("policy", name), {"fields": {}})
-        expires, fields = body.get("expires"), merged(body["fields"], changes)
-        if ttl is not None:
-            expires = {"at": end, "restore": expires["restore"] if expires else body["fields"]}
-        elif expires:
-            expires = {"at": expires["at"], "restore": merged(expires["restore"], changes)}
-        if expires:
-            self.documents["policy", name] = {"fields": fields, "expires": expires}
-        elif fields:
-            self.documents["policy", name] = {"fields": fields}
-
-    def note(self) -> None:
-        """A revision, if anything changed."""
-        if self.documents != self.history[-1]:
-            self.history.append(dict(self.documents))
-
-
-def take(step: tuple[Any, ...], admin: Administration, clock: Clock, model: Model) -> None:
-    kind, *rest = step
-    now = clock()
-    try:
-        if kind == "create":
-            model.create(rest[0], now)
-            do(admin, create_tenant(rest[0], "", now=now))
-        elif kind == "delete":
-            model.delete(rest[0])
-            do(admin, delete_tenant(rest[0], "*"))
-        elif kind == "describe":
-            model.describe(*rest)
-            do(admin, describe_tenant(*rest, "*"))
-        elif kind == "patch":
-            name, changes, ttl = rest
-            clock.advance(ttl or 0)
-            model.patch(name, changes, ttl, timestamp(clock()))
-            clock.advance(-(ttl or 0))
-            do(admin, patch_policy(name, sent(**changes), "*", now=now, ttl_seconds=ttl))
-        elif kind == "wait":
-            clock.advance(rest[0])
-            model.end(clock())
-            admin.expire()
-        else:
-            revision = round(rest[0] * (len(model.history) - 1))
-            model.documents = dict(model.history[revision])
-            revert(admin, revision)
-    except RefusedError:
-        assert model.documents == model.history[-1]
-    model.note()
-
-
-@settings(max_examples=60, deadline=None)
-@given(steps=st.lists(STEPS, min_size=15, max_size=40))
-def test_documents_equal_a_plain_model_at_every_revision(steps: list[tuple[Any, ...]]) -> None:
-    clock, model = Clock(), Model()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        closing(SqliteStore(Path(folder) / "admin.db")) as store,
-    ):
-        admin = Administration(store, Policy(), clock=clock)
-        key = add_key(admin, scopes=EVERY_SCOPE)
-        model.history.append({})  # the key's revision; keys are no part of the model
-        for step in steps:
-            take(step, admin, clock, model)
-            found = documents(admin)
-            del found[Ref("key", key.key_id)]
-            assert found == model.documents
-            assert admin.state.revision == store.revision() == len(model.history) - 1
-        for revision, wanted in enumerate(model.history):
-            assert admin.bodies_at(revision) == (store.revision(), wanted)
-        assert Administration(store, Policy(), clock=clock).state == admin.state

@@ -1,6 +1,7 @@
 """The real admin application over a temporary store, and an engine that only remembers."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
@@ -121,3 +122,20 @@ class Client:
         made = self("POST", "/v1/keys", request)
         assert made.status_code == 201, made.text
         return self.with_key(made.json()["key"])
+
+
+def make_tenant(ask: Client, name: str = "acme", **fields: Any) -> None:
+    made = ask("POST", "/v1/tenants", {"name": name, "policy": fields})
+    assert made.status_code == 201, made.text
+
+
+def audit(ask: Client) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = ask("GET", "/v1/audit?limit=500").json()["items"]
+    return found
+
+
+def eventually(condition: Any) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
