@@ -25,7 +25,6 @@ from vllm.utils.deep_gemm import get_paged_mqa_logits_metadata
 from vllm.utils.platform_utils import num_compute_units
 from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 
-from spin_kernels import history_update
 from spin_server.engine.spin import indexer_cuda, side_stream
 from spin_server.engine.spin.device import DeviceLayers
 from spin_server.engine.spin.indexer_cuda import PAGE_SLOTS, SpinSparseAttnIndexer
@@ -38,11 +37,10 @@ from spin_server.engine.worker import SpinWorkerExtension
 
 _PAGE_KEYS, _PAGE_BYTES = 64 * 128, 64 * 132
 _AHEAD_CYCLES = 4_000_000  # 2 ms at 2 GHz
-_PROGRAMS = history_update.triton._PROGRAMS
 _spin_forward = SpinSparseAttnIndexer.forward_cuda
 _plan_ahead, _one_graph = SpinSparseAttnIndexer.plan_ahead, side_stream.one_graph
 _learn, _capture_stream = DeviceLayers.learn, CudaGraphManager._capture_stream
-_branch = side_stream.SideStream.branch
+_branch, _join = side_stream.SideStream.branch, side_stream.SideStream.join
 
 
 class _Bench:
@@ -51,7 +49,8 @@ class _Bench:
     mode = "spin"
     in_order = False  # whether every row's top-K is sorted, so that two runs can be compared
     words: ClassVar[list[str]] = []  # of the mode
-    pending: ClassVar[list[tuple[Any, Tensor]]] = []
+    postponed: ClassVar[list[SpinSparseAttnIndexer]] = []
+    apart: Any = None  # one more second stream
     graphs: ClassVar[dict[str, Any]] = {}
     bound_blocks: Tensor | None = None
     bound_lengths: Tensor | None = None
@@ -86,11 +85,7 @@ def _forward_in_this_mode(
         return _forward_bound(self, metadata, hidden, q, k, weights)
     if _Bench.mode == "check":
         return _forward_checked(self, metadata, hidden, q, k, weights)
-    chosen = _spin_forward(self, hidden, q, k, weights)
-    while _Bench.pending:
-        then, scores = _Bench.pending.pop()
-        then(scores)
-    return chosen
+    return _spin_forward(self, hidden, q, k, weights)
 
 
 def _one_graph_in_this_mode() -> bool:
@@ -99,21 +94,27 @@ def _one_graph_in_this_mode() -> bool:
 
 
 def _plan_ahead_in_this_mode(self: SpinSparseAttnIndexer) -> None:
-    if _Bench.mode not in ("off", "bound"):
+    if _Bench.mode in ("off", "bound"):
+        return
+    first = self.spin is None or self.layer_number == self.spin.numbers[0]
+    if "last" in _Bench.words and not first:
+        _Bench.postponed.append(self)
+    elif "apart" in _Bench.words and not first:
+        with _Bench.apart.branch():
+            _plan_ahead(self)
+    else:
         _plan_ahead(self)
 
 
-class _LateTap(indexer_cuda._ScoreTap):
-    """Hands the scores on after vLLM's top-K only, in the modes that want it."""
+def _learn_in_this_mode(self: DeviceLayers, layer: int, scores: Tensor) -> None:
+    _learn(self, layer, scores)
+    while _Bench.postponed:
+        _plan_ahead(_Bench.postponed.pop())
 
-    def __call__(self, *arguments: Any, **keywords: Any) -> Tensor:
-        then = self._then
-        if "late" in _Bench.words and then is not None:
-            self._then = None
-            scores: Tensor = self._function(*arguments, **keywords)
-            _Bench.pending.append((then, scores))
-            return scores
-        return super().__call__(*arguments, **keywords)
+
+def _join_in_this_mode(self: side_stream.SideStream) -> None:
+    _join(self)
+    _join(_Bench.apart)
 
 
 def _branch_in_this_mode(self: side_stream.SideStream, *held: Tensor, behind: bool = False) -> Any:
@@ -203,8 +204,10 @@ class GpuBenchWorker(SpinWorkerExtension):
                 # vLLM looks the method up once, when the layer is built.
                 module._forward_method = functools.partial(_forward, module)
         SpinSparseAttnIndexer.plan_ahead = _plan_ahead_in_this_mode
-        indexer_cuda._tap.__class__ = _LateTap
+        _Bench.apart = side_stream.SideStream(self.device)
+        DeviceLayers.learn = _learn_in_this_mode
         side_stream.SideStream.branch = _branch_in_this_mode
+        side_stream.SideStream.join = _join_in_this_mode
         indexer_cuda.one_graph = side_stream.one_graph = _one_graph_in_this_mode
         layers = worker_spin().layers
         return {
@@ -254,7 +257,7 @@ class GpuBenchWorker(SpinWorkerExtension):
 
         def noted_learn(self: DeviceLayers, layer: int, scores: Tensor) -> None:
             _Bench.scores = scores
-            _learn(self, layer, scores)
+            _learn_in_this_mode(self, layer, scores)
 
         DeviceLayers.begin, DeviceLayers.learn = noted_begin, noted_learn
         _Bench.mode = "check"
@@ -302,9 +305,9 @@ class GpuBenchWorker(SpinWorkerExtension):
     def bench_capture(self, modes: list[str]) -> dict[str, float]:
         """Capture one set of graphs per mode; seconds of each.
 
-        A mode is a word, and after plus signs: `high` for a main stream of high priority, `late`
-        for learning after the top-K, `at-once` for learning that need not start behind it, `short`
-        for the default `--spin-min-context`, or a number of programs for the update.
+        A mode is a word, and after plus signs: `high` for a main stream of high priority, `at-once`
+        for learning that need not start behind the top-K, `last` for planning after learning,
+        `apart` for planning in a stream of its own, `short` for the default `--spin-min-context`.
         """
         manager, took = self.model_runner.cudagraph_manager, {}
         _Bench.graphs["spin"] = manager.graphs
@@ -317,8 +320,6 @@ class GpuBenchWorker(SpinWorkerExtension):
         for mode in modes:
             started = time.perf_counter()
             (_Bench.mode, *_Bench.words), manager.graphs = mode.split("+"), {}
-            programs = next((int(word) for word in _Bench.words if word.isdigit()), _PROGRAMS)
-            history_update.triton._PROGRAMS = programs
             if layers is not None:
                 short = SpinSparseAttnIndexer.default_min_context // layers.compress_ratio
                 layers.dense_slots = short if "short" in _Bench.words else dense_slots

@@ -142,7 +142,8 @@ def check(args: argparse.Namespace) -> None:
         if args.beside:
             engine.collective_rpc("bench_check")
         lengths = [2040, 3000, 9001, 16002, 30003]
-        tokens, hashes, top, split = {}, [], [], []
+        tokens, hashes, top = {}, [], []
+        split: dict[str, list[int]] = {"top-K": [], "plans": []}
         for index, length in enumerate(lengths):
             policy = 0 if args.off or args.keep_all else index + 1
             add(engine, f"r{index}", length, policy, args.steps - 3 * index)
@@ -150,20 +151,22 @@ def check(args: argparse.Namespace) -> None:
         while running := engine.get_num_unfinished_requests():
             for output in engine.step():
                 tokens[output.request_id] = list(output.outputs[0].token_ids)
-            ranks = [engine.collective_rpc("bench_topk", args=(running,))]
-            top.append(ranks[0][0])
+            ranks = {"top-K": engine.collective_rpc("bench_topk", args=(running,))}
+            top.append(ranks["top-K"][0])
             if not args.off:
-                ranks.append(engine.collective_rpc("bench_hash"))
-                hashes.append(ranks[1][0])
-            if any(len(set(found)) > 1 for found in ranks):
-                split.append(step)
+                ranks["plans"] = engine.collective_rpc("bench_hash")
+                hashes.append(ranks["plans"][0])
+            for what, digests in ranks.items():
+                if len(set(digests)) > 1:
+                    split[what].append(step)
             step += 1
             if step == 9:
                 add(engine, "late", 5000, 0 if args.off or args.keep_all else 2, 12)
         found = {} if args.off else engine.collective_rpc("bench_found")[0]
     print(json.dumps(found))
     if args.tp > 1:
-        print(f"steps in which the {args.tp} ranks chose differently: {split or 'none'} of {step}")
+        for what, steps in split.items():
+            print(f"{what}: {args.tp} ranks differ in {len(steps)} of {step} steps {steps or ''}")
     if args.out:
         results = {"tokens": tokens, "plans": hashes, "top-K": top, "found": found}
         Path(args.out).write_text(json.dumps(results))
@@ -401,7 +404,7 @@ def main() -> None:
         "--profile", help="file for the kernels of two steps of each, JSON lines, gzip"
     )
     parser.add_argument(
-        "--variants", nargs="*", default=[], help="more modes to time, such as spin+high+late"
+        "--variants", nargs="*", default=[], help="more modes to time, such as spin+high"
     )
     parser.add_argument("--tp", type=int, default=1, help="GPUs of a check")
     parser.add_argument("--padded", action="store_true", help="capture the largest batch alone")

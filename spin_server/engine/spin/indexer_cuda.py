@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 from vllm.forward_context import get_forward_context
@@ -75,6 +75,8 @@ class SpinSparseAttnIndexer(SpinIndexer):
 
     # Below, SPIN saves no more than it costs: docs/gpu.md, "Short contexts".
     default_min_context = 65_536
+    # The layer to plan beside this one's top-K; in a tuple, or PyTorch makes it a part of this one.
+    following: tuple[Self, ...] = ()
 
     def make_layers(
         self,
@@ -116,11 +118,10 @@ class SpinSparseAttnIndexer(SpinIndexer):
         step[_STEP] = _Step(lengths, schedule)
 
     def plan_ahead(self) -> None:
-        """Plan this layer beside what runs before it, where the step is one graph."""
+        """Plan this layer alone, where the step is one graph."""
         metadata = self.decode_metadata()
         if metadata is not None and one_graph():
-            with worker_spin().beside.branch():
-                self.plan(metadata, first=self._layers().numbers.index(self.layer_number), count=1)
+            self.plan(metadata, first=self._layers().numbers.index(self.layer_number), count=1)
 
     def forward_cuda(
         self, hidden_states: Tensor, q_quant: Any, k: Tensor | None, weights: Tensor
@@ -151,6 +152,8 @@ class SpinSparseAttnIndexer(SpinIndexer):
             # Beside vLLM's top-K, which leaves the memory idle more than any other kernel of a
             # step, and behind it: a GPU full of our programs would delay it (docs/log.md).
             with beside.branch(scores, behind=True):
+                for following in self.following:
+                    following.plan_ahead()
                 spin.learn(self.layer_number, scores[:num_rows])
 
         _tap.then(learn)
@@ -166,19 +169,17 @@ class SpinSparseAttnIndexer(SpinIndexer):
 
 
 def install(model: Any) -> None:
-    """Plan every layer ahead, where few other kernels need the GPU's memory.
-
-    That is at the model's start for the first, and for the others between the attention and the
-    experts of the layer with an indexer before.
-    """
-    names = {m: name for name, m in model.named_modules() if isinstance(m, SpinSparseAttnIndexer)}
-    indexers = sorted((m for m in names if m.spin), key=lambda indexer: indexer.layer_number)
+    """Plan every layer ahead: the first at the model's start, others beside the top-K before."""
+    found = (m for m in model.modules() if isinstance(m, SpinSparseAttnIndexer) and m.spin)
+    indexers = sorted(found, key=lambda indexer: indexer.layer_number)
     if not indexers:  # SPIN is off
         return
-    model.register_forward_pre_hook(lambda *_: indexers[0].plan_ahead())
+
+    def begin(*_: Any) -> None:
+        with worker_spin().beside.branch():
+            indexers[0].plan_ahead()
+
+    model.register_forward_pre_hook(begin)
     for indexer, following in pairwise(indexers):
-        path = names[indexer].split(".")
-        layer = path.index(str(indexer.layer_number))
-        attention = model.get_submodule(".".join(path[: layer + 2]))
-        attention.register_forward_hook(lambda *_, following=following: following.plan_ahead())
+        indexer.following = (following,)
     model.register_forward_hook(lambda *_: worker_spin().beside.join())
