@@ -1,8 +1,10 @@
 """Worker methods of benchmarks/serving_gpu.py. Not part of the product.
 
-Fill: the bench connector zero-fills packed caches, which ties every score, so random keys and
-scales go into the indexer's pages. Check: every layer of every eager step is scored densely beside
-SPIN, and SPIN's choice is compared with the CPU engine's. Switch: one set of graphs per mode.
+Fill: the bench connector and vLLM itself zero new pages, and dummy weights make queries of zeros;
+either ties every score. So random keys and scales go into the indexer's pages, and every indexer
+gets random queries and weights, new ones at every step. Check: every layer of every eager step is
+scored densely beside SPIN, and SPIN's choice is compared with the CPU engine's. Switch: one set of
+graphs per mode.
 """
 
 import dataclasses
@@ -24,7 +26,10 @@ from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
 from vllm.utils.deep_gemm import get_paged_mqa_logits_metadata
 from vllm.utils.platform_utils import num_compute_units
 from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
+from vllm.v1.worker.utils import KVBlockZeroer
 
+from spin_kernels.history_update import triton as history_update
+from spin_kernels.window_max import triton as window_max
 from spin_server.engine.spin import indexer_cuda, side_stream
 from spin_server.engine.spin.device import DeviceLayers
 from spin_server.engine.spin.indexer_cuda import PAGE_SLOTS, SpinSparseAttnIndexer
@@ -37,6 +42,7 @@ from spin_server.engine.worker import SpinWorkerExtension
 
 _PAGE_KEYS, _PAGE_BYTES = 64 * 128, 64 * 132
 _AHEAD_CYCLES = 4_000_000  # 2 ms at 2 GHz
+_PROGRAMS = history_update._PROGRAMS
 _spin_forward = SpinSparseAttnIndexer.forward_cuda
 _plan_ahead, _one_graph = SpinSparseAttnIndexer.plan_ahead, side_stream.one_graph
 _learn, _capture_stream = DeviceLayers.learn, CudaGraphManager._capture_stream
@@ -50,6 +56,7 @@ class _Bench:
     in_order = False  # whether every row's top-K is sorted, so that two runs can be compared
     words: ClassVar[list[str]] = []  # of the mode
     postponed: ClassVar[list[SpinSparseAttnIndexer]] = []
+    unlearnt: ClassVar[list[tuple[DeviceLayers, int, Tensor]]] = []
     apart: Any = None  # one more second stream
     graphs: ClassVar[dict[str, Any]] = {}
     bound_blocks: Tensor | None = None
@@ -61,12 +68,20 @@ class _Bench:
     events: Any = None
     profiler: Any = None
     listed: ClassVar[dict[str, Tensor]] = {}
+    queries: ClassVar[dict[int, Tensor]] = {}  # by layer, (float8): [rows, heads, dim]
+    weights: ClassVar[dict[int, Tensor]] = {}  # by layer, (float32): [rows, heads]
 
 
 def _forward(
     self: SpinSparseAttnIndexer, hidden: Tensor, q: Any, k: Tensor | None, weights: Tensor
 ) -> Tensor:
-    """Run the indexer in the mode that is being captured or checked."""
+    """Run the indexer on random queries, in the mode that is being captured or checked."""
+    given = _Bench.queries[self.layer_number]
+    if len(hidden) <= len(given):  # else it is a batch of vLLM's own, before it serves
+        assert q.shape[1:] == given.shape[1:]
+        assert q.dtype == given.dtype
+        q = given[: len(q)]
+        weights = _Bench.weights[self.layer_number][: len(weights)]
     chosen = _forward_in_this_mode(self, hidden, q, k, weights)
     if _Bench.in_order:
         # vLLM's top-K leaves its order to chance, and the attention adds up in that order.
@@ -107,9 +122,19 @@ def _plan_ahead_in_this_mode(self: SpinSparseAttnIndexer) -> None:
 
 
 def _learn_in_this_mode(self: DeviceLayers, layer: int, scores: Tensor) -> None:
+    if "after" in _Bench.words:
+        _Bench.unlearnt.append((self, layer, scores))
+        return
     _learn(self, layer, scores)
     while _Bench.postponed:
         _plan_ahead(_Bench.postponed.pop())
+
+
+def _learn_after_attention(*_: Any) -> None:
+    while _Bench.unlearnt:
+        layers, layer, scores = _Bench.unlearnt.pop()
+        with worker_spin().beside.branch(scores):
+            _learn(layers, layer, scores)
 
 
 def _join_in_this_mode(self: side_stream.SideStream) -> None:
@@ -199,10 +224,20 @@ class GpuBenchWorker(SpinWorkerExtension):
     def bench_install(self, in_order: bool = False) -> dict[str, Any]:
         """Route every indexer through the benchmark."""
         _Bench.in_order = in_order
-        for module in self.model_runner.model.modules():
-            if isinstance(module, SpinSparseAttnIndexer):
-                # vLLM looks the method up once, when the layer is built.
-                module._forward_method = functools.partial(_forward, module)
+        rows, model = self.model_runner.max_num_reqs, self.model_runner.model
+        heads = self.model_config.hf_config.index_n_heads
+        names = {module: name for name, module in model.named_modules()}
+        for module in self._indexers():
+            path = names[module].split(".")
+            attention = path[: path.index(str(module.layer_number)) + 2]
+            model.get_submodule(".".join(attention)).register_forward_hook(_learn_after_attention)
+            # vLLM looks the method up once, when the layer is built.
+            module._forward_method = functools.partial(_forward, module)
+            shape, device = (rows, heads, module.head_dim), self.device
+            queries = torch.empty(shape, dtype=torch.float8_e4m3fn, device=device)
+            _Bench.queries[module.layer_number] = queries
+            _Bench.weights[module.layer_number] = torch.empty(shape[:2], device=device)
+        self.bench_queries(0)
         SpinSparseAttnIndexer.plan_ahead = _plan_ahead_in_this_mode
         _Bench.apart = side_stream.SideStream(self.device)
         DeviceLayers.learn = _learn_in_this_mode
@@ -216,13 +251,25 @@ class GpuBenchWorker(SpinWorkerExtension):
             "follows": worker_spin().follows,
         }
 
+    def _indexers(self) -> list[SpinSparseAttnIndexer]:
+        modules = self.model_runner.model.modules()
+        return [module for module in modules if isinstance(module, SpinSparseAttnIndexer)]
+
+    def bench_queries(self, step: int) -> None:
+        """Give every row and layer a query near its own of all steps, as a text would."""
+        for layer, queries in _Bench.queries.items():
+            random = torch.Generator(device=self.device).manual_seed(layer)
+            shape = {"size": queries.shape, "device": self.device}
+            lasting = torch.randn(generator=random, **shape)
+            _Bench.weights[layer].uniform_(0.1, 1, generator=random)
+            passing = torch.randn(generator=random.manual_seed(1000 * (step + 1) + layer), **shape)
+            queries.copy_(0.8 * lasting + 0.6 * passing)
+
     def bench_fill(self, seed: int) -> int:
         """Write random fp8 keys and scales into every page of every indexer; the pages."""
         generator = torch.Generator(device="cuda").manual_seed(seed)
         pages = 0
-        for module in self.model_runner.model.modules():
-            if not isinstance(module, SparseAttnIndexer):
-                continue
+        for module in self._indexers():
             cache = module.k_cache.kv_cache
             flat = cache.as_strided((cache.shape[0], _PAGE_BYTES), (cache.stride(0), 1))
             for start in range(0, len(flat), 4096):
@@ -280,16 +327,21 @@ class GpuBenchWorker(SpinWorkerExtension):
 
     def bench_topk(self, rows: int) -> str:
         """Hash the slots that the last layer's indexer chose for the batch's first rows."""
-        modules = self.model_runner.model.modules()
-        buffer = next(m for m in modules if isinstance(m, SparseAttnIndexer)).topk_indices_buffer
+        buffer = self._indexers()[0].topk_indices_buffer
         return hashlib.sha256(buffer[:rows].sort().values.cpu().numpy().tobytes()).hexdigest()[:16]
 
     def bench_keep_pages(self) -> None:
-        """Let the connector fill no page from now on: it would write zeros."""
+        """Let neither the connector nor vLLM fill a page from now on: both write zeros."""
         DecodeBenchConnectorWorker.start_fill_kv = lambda *_: None
+        KVBlockZeroer.zero_block_ids = lambda *_: None
 
-    def bench_listed(self, name: str) -> float:
-        """Note the last step's blocks; distinct ones so far, mean of all rows and layers."""
+    def bench_listed(self, name: str) -> tuple[float, float | None]:
+        """Note the last step's blocks.
+
+        Returns:
+            Distinct blocks so far, mean of all rows and layers; and what share of the values in the
+            first row's history differ, None without a history.
+        """
         layers = worker_spin().layers
         assert isinstance(layers, DeviceLayers)
         plan = layers._plan
@@ -300,17 +352,23 @@ class GpuBenchWorker(SpinWorkerExtension):
         listed = torch.arange(width, device="cuda") < (plan.counts * live)[:, :, None]
         layer, row, place = listed.nonzero(as_tuple=True)
         _Bench.listed[name][layer, row, plan.blocks[layer, row, place].long()] = True
-        return float(_Bench.listed[name].sum(-1)[:, live].float().mean())
+        history = layers.histories.vertical[int(layers._rows.slots[live][0])]
+        if int(layers.histories.steps[layers._rows.slots[live][0]]) > 0:
+            # What no step has scored is zero, and so is one value more.
+            distinct = len(history.unique()) / (1 + int((history != 0).sum()))
+        else:
+            distinct = None
+        return float(_Bench.listed[name].sum(-1)[:, live].float().mean()), distinct
 
     def bench_capture(self, modes: list[str]) -> dict[str, float]:
         """Capture one set of graphs per mode; seconds of each.
 
         A mode is a word, and after plus signs: `high` for a main stream of high priority, `at-once`
-        for learning that need not start behind the top-K, `last` for planning after learning,
-        `apart` for planning in a stream of its own, `short` for the default `--spin-min-context`.
+        for learning that need not start behind the top-K, `after` for learning after the attention,
+        `small` for many short programs, `last` for planning after learning, `apart` for planning in
+        a stream of its own, `short` for the default `--spin-min-context`.
         """
         manager, took = self.model_runner.cudagraph_manager, {}
-        _Bench.graphs["spin"] = manager.graphs
         rows = self.model_runner.max_num_reqs
         width = self.model_runner.max_model_len // 4 // PAGE_SLOTS + 1
         _Bench.bound_blocks = torch.zeros(rows, width, dtype=torch.int64, device="cuda")
@@ -320,6 +378,8 @@ class GpuBenchWorker(SpinWorkerExtension):
         for mode in modes:
             started = time.perf_counter()
             (_Bench.mode, *_Bench.words), manager.graphs = mode.split("+"), {}
+            programs = 2**30 if "small" in _Bench.words else _PROGRAMS
+            history_update._PROGRAMS = window_max._PROGRAMS = programs
             if layers is not None:
                 short = SpinSparseAttnIndexer.default_min_context // layers.compress_ratio
                 layers.dense_slots = short if "short" in _Bench.words else dense_slots

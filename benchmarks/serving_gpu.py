@@ -6,7 +6,8 @@ Run on a machine with a GPU, in an environment with spin-server[cuda]:
   python benchmarks/serving_gpu.py time [--batch 96] [--tokens 519168] [--layers 14]
   python benchmarks/serving_gpu.py grid                    1, 16, 48 requests, 32K to 1M tokens
 One rank of a TP8/EP8 deployment of DeepSeek-V4-Flash, some of its layers, dummy weights. The
-prefill is skipped (vLLM's DecodeBenchConnector); the indexer's pages hold random keys and scales.
+prefill is skipped (vLLM's DecodeBenchConnector); the indexer's pages hold random keys and scales,
+and its queries are random too: dummy weights make zeros of them.
 Without VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER=0 and VLLM_DEEP_GEMM_WARMUP=skip, vLLM compiles for
 minutes first; the figures were taken with both.
 """
@@ -149,6 +150,7 @@ def check(args: argparse.Namespace) -> None:
             add(engine, f"r{index}", length, policy, args.steps - 3 * index)
         step = 0
         while running := engine.get_num_unfinished_requests():
+            engine.collective_rpc("bench_queries", args=(step,))
             for output in engine.step():
                 tokens[output.request_id] = list(output.outputs[0].token_ids)
             ranks = {"top-K": engine.collective_rpc("bench_topk", args=(running,))}
@@ -212,7 +214,8 @@ class Timed:
         self.device: dict[str, list[float]] = {name: [] for name, _ in runs}
         self.realized: dict[str, float] = {}
         self.distinct: dict[str, float] = {}
-        self.rounds = 0
+        self.differing: dict[str, float | None] = {}  # share of a history's values
+        self.rounds = self.steps = 0
 
     def run(self, engine: Any, args: argparse.Namespace, context: int, seconds: float) -> None:
         """Step a running batch, whose contexts are about `context` tokens."""
@@ -223,20 +226,29 @@ class Timed:
                 switch = (*setting, context)
                 before = engine.collective_rpc("bench_switch", args=switch)[0]
                 for _ in range(2):
-                    engine.step()
+                    self.step(engine)
                 engine.collective_rpc("bench_events")
                 for _ in range(args.steps):
-                    started = time.perf_counter()
-                    engine.step()
-                    self.wall[name].append(time.perf_counter() - started)
+                    self.wall[name].append(self.step(engine))
                 self.device[name] += [t / 1000 for t in engine.collective_rpc("bench_events")[0]]
                 context += 2 + args.steps
                 after = engine.collective_rpc("bench_switch", args=switch)[0]
                 if setting[0] not in ("off", "bound"):
                     self.realized[name] = _realized(before, after)
-                    listed = f"{name} {args.batch} {args.tokens}"
-                    self.distinct[name] = engine.collective_rpc("bench_listed", args=(listed,))[0]
+                    listed = (f"{name} {args.batch} {args.tokens}",)
+                    found = engine.collective_rpc("bench_listed", args=listed)[0]
+                    self.distinct[name], self.differing[name] = found
+                    if found[1] is not None and found[1] < 0.9:
+                        raise SystemExit(f"expected scores that differ, got {found[1]:.0%} of them")
             self.rounds += 1
+
+    def step(self, engine: Any) -> float:
+        """Run a step on other queries than the last one; seconds."""
+        engine.collective_rpc("bench_queries", args=(self.steps,))
+        self.steps += 1
+        started = time.perf_counter()
+        engine.step()
+        return time.perf_counter() - started
 
 
 def measure(args: argparse.Namespace) -> None:
@@ -253,13 +265,13 @@ def measure(args: argparse.Namespace) -> None:
             engine.step()
         print(f"requests in: {time.perf_counter() - started:.1f} s")
         engine.collective_rpc("bench_fill", args=(1,))
-        modes = ["off", "bound", "in-order", *args.variants]
+        modes = ["off", "bound", "spin", "in-order", *args.variants]
         print("captured", engine.collective_rpc("bench_capture", args=(modes,)))
         runs: Runs = [("all-keep", ("off", "0", "0"))]
         for sparsity, exploration in SPARSITIES.items():
             runs.append((f"spin {sparsity}", ("spin", sparsity, exploration)))
             runs.append((f"bound {sparsity}", ("bound", sparsity, exploration)))
-        runs += [(f"{mode} 0.4", (mode, "0.4", SPARSITIES["0.4"])) for mode in modes[2:]]
+        runs += [(f"{mode} 0.4", (mode, "0.4", SPARSITIES["0.4"])) for mode in modes[3:]]
         for name, setting in runs if args.profile else ():
             engine.collective_rpc("bench_switch", args=(*setting, args.tokens))
             engine.step()
@@ -287,7 +299,7 @@ def grid(args: argparse.Namespace) -> None:
         print("install", engine.collective_rpc("bench_install"))
         engine.collective_rpc("bench_fill", args=(1,))
         engine.collective_rpc("bench_keep_pages")
-        modes = ["off", "bound", "spin+short"]
+        modes = ["off", "bound", "spin", "spin+short"]
         print("captured", engine.collective_rpc("bench_capture", args=(modes,)))
         engine.collective_rpc("bench_events")
         runs: Runs = [("all-keep", ("off", "0", "0"))]
@@ -361,6 +373,7 @@ def report(args: argparse.Namespace, timed: Timed, clock: str) -> None:
             "exploration": float(SPARSITIES.get(sparsity, "0")),
             "realized_sparsity": timed.realized.get(name),
             "distinct_blocks": timed.distinct.get(name),
+            "differing_scores": timed.differing.get(name),
             "step_ms": [p50, p20, p80],
             "tokens_per_s": args.batch / p50 * 1000,
         }

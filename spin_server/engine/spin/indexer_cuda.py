@@ -73,7 +73,7 @@ class _Step:
 class SpinSparseAttnIndexer(SpinIndexer):
     """The indexer of one layer, with SPIN in front."""
 
-    # Below, SPIN saves no more than it costs: docs/gpu.md, "Short contexts".
+    # Below, there is little to save; not measured yet: docs/gpu.md, "Short contexts".
     default_min_context = 65_536
     # The layer to plan beside this one's top-K; in a tuple, or PyTorch makes it a part of this one.
     following: tuple[Self, ...] = ()
