@@ -63,3 +63,8 @@ def read_admin_variables() -> AdminVariables:
         read("SPIN_ADMIN_KEY") or None,
         read("SPIN_ADMIN_KEY_FILE") or None,
     )
+
+
+def kubeconfig() -> str | None:
+    """Get the kubeconfig that `kubectl` would take, if one is named."""
+    return os.environ.get("KUBECONFIG") or None

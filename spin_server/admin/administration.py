@@ -1,15 +1,14 @@
 """The one writer of the store: tries operations on the newest state, and commits them."""
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from spin_server.admin.documents import Fields, fields_of, timestamp
 from spin_server.admin.errors import ConflictError, NotFoundError, UnavailableError
+from spin_server.admin.first_key import FirstKeyPlace
 from spin_server.admin.operations import NewKey, Operation, bodies_at, create_key, expire_policies
 from spin_server.admin.state import State
 from spin_server.admin.store.interface import (
@@ -17,7 +16,9 @@ from spin_server.admin.store.interface import (
     Change,
     Commit,
     Entry,
+    ForgottenError,
     Ref,
+    Snapshot,
     StaleError,
     Store,
     StoreError,
@@ -95,7 +96,7 @@ class Administration:
         with self._lock:
             try:
                 if self.store.revision() != self._state.revision:
-                    self._state = State.of(self.store.snapshot(), self._launch)
+                    self._take(self.store.snapshot())
                 trouble = None
             except StoreError as error:
                 trouble = str(error)
@@ -103,6 +104,15 @@ class Administration:
                 logger.error("admin store: %s; revision %d stays", trouble, self._state.revision)
             self.trouble = trouble
             return self._state
+
+    def _take(self, snapshot: Snapshot) -> None:
+        if snapshot.revision < self._state.revision:
+            # Going on from there would give two histories the same revisions.
+            raise StoreError(
+                f"the store was put back: expected revision {self._state.revision} or later, got "
+                f"{snapshot.revision}; restart the servers to go on from there"
+            )
+        self._state = State.of(snapshot, self._launch)
 
     def perform(self, operation: Operation, author: Author, *, dry_run: bool = False) -> Outcome:
         """Commit an operation, on top of whatever others wrote meanwhile.
@@ -164,6 +174,8 @@ class Administration:
         """Read the commits after a revision, oldest first."""
         try:
             return self.store.since(revision)
+        except ForgottenError as error:
+            raise NotFoundError(str(error)) from error
         except StoreError as error:
             raise UnavailableError(str(error)) from error
 
@@ -174,17 +186,17 @@ class Administration:
         except StoreError as error:
             raise UnavailableError(str(error)) from error
 
-    def bootstrap(self, key_file: Path) -> bool:
+    def bootstrap(self, place: FirstKeyPlace) -> bool:
         """Make the first key if nobody could make one: it may do everything.
 
         Args:
-            key_file: written for its owner's eyes alone.
+            place: where its owner finds it.
 
         Returns:
             Whether a key was made.
 
         Raises:
-            StoreError: the file cannot be written.
+            StoreError: the key cannot be put there.
         """
         if self._somebody_can_make_keys(self.refresh()):
             return False
@@ -196,32 +208,23 @@ class Administration:
             now=now,
             expires_at=None,
         )
-        # Written first: a key that nobody can read would lock everybody out.
-        written = key_file.with_name(f"{key_file.name}.{key.key_id}")
-        try:
-            if key_file.is_dir():
-                raise IsADirectoryError(key_file)
-            with open(os.open(written, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-                file.write(key.secret + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise StoreError(f"{key_file}: expected a writable file, got {error}") from error
 
         def create(state: State) -> list[Change]:
             if self._somebody_can_make_keys(state):  # another replica was first
                 return []
             return create_key(key, document, now=now)(state)
 
+        # Put there first: a key that nobody can read would lock everybody out.
+        place.put(key)
         try:
             made = bool(self.perform(create, Author(_ITSELF, "first start")).changes)
         except BaseException:
-            written.unlink()
+            place.withdraw(key)
             raise
         if made:
-            written.replace(key_file)
+            place.show(key)
         else:
-            written.unlink()
+            place.withdraw(key)
         return made
 
     def _somebody_can_make_keys(self, state: State) -> bool:

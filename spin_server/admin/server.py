@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import logging
 import socket
-from pathlib import Path
 
 import uvicorn
 from prometheus_client.registry import CollectorRegistry
@@ -17,7 +16,7 @@ from spin_server.admin.applier import Applier
 from spin_server.admin.engine_link import EngineLink
 from spin_server.admin.http.app import create_app
 from spin_server.admin.http.context import Services
-from spin_server.admin.store.sqlite import SqliteStore
+from spin_server.admin.opening import open_store
 from spin_server.errors import InputError, StartupError
 from spin_server.policy.policy import Policy
 
@@ -40,7 +39,7 @@ class AdminServer:
     """The admin API of one serving process.
 
     Args:
-        store: file of the store.
+        store: its file, or kubernetes://NAMESPACE/NAME.
         host, port: where to listen.
         launch: the default policy that the server was started with.
         link: to the engine.
@@ -53,20 +52,24 @@ class AdminServer:
 
     def __init__(
         self,
-        store: Path,
+        store: str,
         host: str,
         port: int,
         launch: Policy,
         link: EngineLink,
         registry: CollectorRegistry,
     ) -> None:
-        self._socket = _listen(host, port)
+        self._store, place = open_store(store)
+        try:
+            self._socket = _listen(host, port)
+        except InputError:
+            self._store.close()
+            raise
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._socket.getsockname()[1]}"
-        self._store = SqliteStore(store)
         self._administration = Administration(self._store, launch)
-        self.key_file = store.with_name(store.name + ".key")
-        self.made_key = self._administration.bootstrap(self.key_file)
+        made_key = self._administration.bootstrap(place)
+        self.first_key = place.shown if made_key else None  # where it is, if one was made
         self._applier = Applier(self._administration, link)
         services = Services(self._administration, self._applier, link)
         config = uvicorn.Config(

@@ -3,8 +3,8 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from spin_server.admin.location import check_location
 from spin_server.errors import InputError
 
 DEFAULT_PORT = 8081
@@ -14,7 +14,7 @@ DEFAULT_PORT = 8081
 class AdminArguments:
     """Where the admin API keeps its documents, and where it listens."""
 
-    store: Path
+    store: str
     host: str
     port: int
 
@@ -29,7 +29,7 @@ def read_admin_arguments(argv: Sequence[str]) -> tuple[AdminArguments | None, li
         InputError: an argument that does not make sense.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--admin-store", type=Path)
+    parser.add_argument("--admin-store")
     parser.add_argument("--admin-host")
     parser.add_argument("--admin-port", type=int)
     try:
@@ -41,8 +41,9 @@ def read_admin_arguments(argv: Sequence[str]) -> tuple[AdminArguments | None, li
             raise InputError("serve", "one of the admin API's arguments (see --help)", argument)
     if ours.admin_store is None:
         if ours.admin_host is not None or ours.admin_port is not None:
-            raise InputError("serve", "--admin-store FILE beside --admin-host and -port", "none")
+            raise InputError("serve", "--admin-store beside --admin-host and -port", "none")
         return None, rest
+    check_location(ours.admin_store)
     port = DEFAULT_PORT if ours.admin_port is None else ours.admin_port
     if not 0 <= port < 65536:
         raise InputError("--admin-port", "0 (any) to 65535", port)

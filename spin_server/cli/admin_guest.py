@@ -71,7 +71,7 @@ class AdminGuest:
         )
         try:
             await server.start()
-            made = f"; its first key is in {server.key_file}" if server.made_key else ""
+            made = f"; its first key is in {server.first_key}" if server.first_key else ""
             print(f"\nspin-server: admin API at {server.url}{made}", flush=True)
             yield
         finally:

@@ -4,8 +4,11 @@ from pathlib import Path
 import pytest
 from admin_app import AdminApp, Client
 from admin_support import Clock
+from kube_api import KubeApi, kube_api
 
 from spin_server.admin.administration import Administration
+from spin_server.admin.store.interface import Store
+from spin_server.admin.store.kubernetes import Cluster, KubernetesStore
 from spin_server.admin.store.sqlite import SqliteStore
 from spin_server.policy.policy import Policy
 
@@ -32,6 +35,38 @@ def open_store(path: Path) -> Iterator[Callable[[], SqliteStore]]:
     yield open_one
     for store in opened:
         store.close()
+
+
+@pytest.fixture
+def api() -> Iterator[KubeApi]:
+    with kube_api() as api:
+        yield api
+
+
+@pytest.fixture
+def open_kubernetes(api: KubeApi, tmp_path: Path) -> Iterator[Callable[[], KubernetesStore]]:
+    """Open the store on Kubernetes once more, as another replica would."""
+    opened: list[KubernetesStore] = []
+
+    def open_one() -> KubernetesStore:
+        opened.append(KubernetesStore(Cluster("llm", "spin", str(api.kubeconfig(tmp_path)))))
+        return opened[-1]
+
+    yield open_one
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture(params=["open_store", "open_kubernetes"])
+def open_any(request: pytest.FixtureRequest) -> Callable[[], Store]:
+    """Open a store of each kind."""
+    opened: Callable[[], Store] = request.getfixturevalue(request.param)
+    return opened
+
+
+@pytest.fixture
+def any_store(open_any: Callable[[], Store]) -> Store:
+    return open_any()
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
 """Replicas on one store agree, lose nothing, and outlast a store that cannot be read."""
 
 import json
+import sqlite3
 import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from admin_support import AUTHOR, Clock, add_key, add_tenant, do, execute, patch
 from spin_server.admin.access import authenticate
 from spin_server.admin.administration import Administration
 from spin_server.admin.errors import ConflictError, UnavailableError
+from spin_server.admin.first_key import KeyFile
 from spin_server.admin.operations import (
     create_tenant,
     edit,
@@ -227,6 +230,27 @@ def test_store_that_went_away_keeps_the_last_good_state(
     assert admin.trouble is None
 
 
+def test_store_that_is_put_back_is_not_followed(
+    admin: Administration, open_admin: OpenAdmin, path: Path
+) -> None:
+    add_tenant(admin, "a")
+    patch(admin, "a", target_sparsity=0.5)
+    good = admin.state
+    with closing(sqlite3.connect(path)) as db, closing(sqlite3.connect(":memory:")) as backup:
+        db.backup(backup)
+        patch(admin, "a", target_sparsity=0.6)
+        newest = admin.state
+        backup.backup(db)
+    assert admin.refresh() is newest
+    assert admin.trouble == (
+        "the store was put back: expected revision 3 or later, got 2; restart the servers to go on "
+        "from there"
+    )
+    with pytest.raises(UnavailableError):
+        patch(admin, "a", target_sparsity=0.7)
+    assert open_admin().state == good
+
+
 def test_write_that_fails_is_told_and_leaves_the_state(
     admin: Administration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,11 +279,11 @@ def test_first_key_is_made_once_for_its_owners_eyes(
     admin: Administration, open_admin: OpenAdmin, tmp_path: Path
 ) -> None:
     key_file = tmp_path / "key"
-    assert admin.bootstrap(key_file)
+    assert admin.bootstrap(KeyFile(key_file))
     assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
     assert enters(admin, key_file)
     for replica in (admin, open_admin()):
-        assert not replica.bootstrap(key_file)
+        assert not replica.bootstrap(KeyFile(key_file))
     assert len(admin.refresh().keys) == 1
     assert admin.since(0)[0].entry.actor == "[server]"
 
@@ -270,7 +294,7 @@ def test_file_that_is_in_the_way_of_the_first_key_is_replaced(
     key_file = tmp_path / "key"
     key_file.write_text("old, and for everybody to read")
     key_file.chmod(0o644)
-    assert admin.bootstrap(key_file)
+    assert admin.bootstrap(KeyFile(key_file))
     assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
     assert enters(admin, key_file)
 
@@ -286,14 +310,14 @@ def test_first_key_is_made_again_when_nobody_can_make_keys(
         add_key(admin, scopes=["read", "write", "audit"])
     else:
         key = add_key(admin, lifetime=60)
-        assert not admin.bootstrap(tmp_path / "key")
+        assert not admin.bootstrap(KeyFile(tmp_path / "key"))
         if left == "expired":
             clock.advance(60)
         else:
             do(admin, revoke_key(key.key_id, "*"))
-    assert admin.bootstrap(tmp_path / "key")
+    assert admin.bootstrap(KeyFile(tmp_path / "key"))
     assert enters(admin, tmp_path / "key")
-    assert not admin.bootstrap(tmp_path / "key")
+    assert not admin.bootstrap(KeyFile(tmp_path / "key"))
 
 
 @pytest.mark.parametrize("place", ["folder", "nowhere/key"])
@@ -302,7 +326,7 @@ def test_first_key_that_cannot_be_written_is_not_made(
 ) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(StoreError, match="expected a writable file"):
-        admin.bootstrap(tmp_path / place)
+        admin.bootstrap(KeyFile(tmp_path / place))
     assert admin.refresh().keys == []
 
 
@@ -314,10 +338,10 @@ def test_first_key_is_one_when_two_replicas_start_at_once(
     def now() -> datetime:
         if not started:
             started.append(open_admin())
-            started[0].bootstrap(key_file)
+            started[0].bootstrap(KeyFile(key_file))
         return Clock().now
 
     admin = Administration(open_store(), Policy(), clock=now)
-    admin.bootstrap(key_file)
+    admin.bootstrap(KeyFile(key_file))
     assert enters(admin, key_file)
     assert len(admin.refresh().keys) == 1

@@ -1,16 +1,12 @@
 """The SQLite store keeps what it acknowledged, whoever else writes and whoever is killed."""
 
-import json
 import os
-import random
 import resource
 import sqlite3
 import stat
 import subprocess
-import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -18,13 +14,12 @@ from pathlib import Path
 
 import pytest
 from admin_support import ENTRY, bodies, execute, replay
+from store_writer import WRITER, acknowledged_until_killed, written
 
 from spin_server.admin.store.interface import (
     Body,
     Change,
-    Commit,
     Document,
-    Entry,
     Ref,
     StaleError,
     StoreError,
@@ -32,7 +27,6 @@ from spin_server.admin.store.interface import (
 from spin_server.admin.store.sqlite import SqliteStore
 
 A, B = Ref("tenant", "a"), Ref("policy", "a")
-WRITER = [sys.executable, str(Path(__file__).parent / "store_writer.py")]
 NOBODY = 65534
 KILLS, WRITES = 50, 1000
 
@@ -65,72 +59,6 @@ def public_folder() -> Iterator[Path]:
         folder = Path(name)
         folder.chmod(0o755)
         yield folder
-
-
-def test_store_that_is_new_is_empty(store: SqliteStore) -> None:
-    assert store.revision() == 0
-    assert store.snapshot().revision == 0
-    assert store.snapshot().documents == {}
-    assert store.log(before=None, limit=10) == store.since(0) == []
-
-
-def test_commit_is_in_the_snapshot_and_in_the_log(store: SqliteStore) -> None:
-    entry = Entry("2026-01-01T00:00:00Z", "key-1", "PATCH /v1/x", "for ü, '\n' and \0", "request-1")
-    first = [Change(A, None, {"x": [1, None, "é"]}), Change(B, None, {})]
-    assert store.commit(0, first, ENTRY) == 1
-    second = [Change(A, {"x": [1, None, "é"]}, {"x": 0.1}), Change(B, {}, None)]
-    assert store.commit(1, second, entry) == 2
-    assert store.revision() == 2
-    assert store.snapshot().revision == 2
-    assert store.snapshot().documents == {A: Document(2, {"x": 0.1})}
-    assert store.since(1) == store.log(before=None, limit=1)
-    (commit,) = store.since(1)
-    assert (commit.revision, commit.entry) == (2, entry)
-    assert sorted(commit.changes, key=lambda change: change.ref) == second[::-1]
-
-
-def test_document_keeps_the_revision_that_wrote_it_last(store: SqliteStore) -> None:
-    store.commit(0, [Change(A, None, {})], ENTRY)
-    store.commit(1, [Change(B, None, {})], ENTRY)
-    assert {ref: d.revision for ref, d in store.snapshot().documents.items()} == {A: 1, B: 2}
-
-
-def test_log_is_read_in_pages_newest_first(store: SqliteStore) -> None:
-    for base in range(5):
-        store.commit(base, [Change(A, None, {"n": base})], ENTRY)
-    assert [c.revision for c in store.log(before=None, limit=2)] == [5, 4]
-    assert [c.revision for c in store.log(before=4, limit=9)] == [3, 2, 1]
-    assert store.log(before=1, limit=9) == []
-    assert [c.revision for c in store.since(2)] == [3, 4, 5]
-    assert store.since(5) == []
-
-
-def test_everything_is_there_when_the_store_is_opened_again(
-    open_store: Callable[[], SqliteStore],
-) -> None:
-    first = open_store()
-    first.commit(0, [Change(A, None, {"x": 1})], ENTRY)
-    snapshot, log = first.snapshot(), first.since(0)
-    first.close()
-    again = open_store()
-    assert (again.snapshot(), again.since(0)) == (snapshot, log)
-
-
-@pytest.mark.parametrize("base", [0, 2, -1])
-def test_commit_on_another_revision_writes_nothing(store: SqliteStore, base: int) -> None:
-    store.commit(0, [Change(A, None, {"x": 1})], ENTRY)
-    before = store.snapshot(), store.since(0)
-    with pytest.raises(StaleError, match=rf"expected revision {base}, got 1"):
-        store.commit(base, [Change(B, None, {})], ENTRY)
-    assert (store.snapshot(), store.since(0)) == before
-    assert store.commit(1, [Change(B, None, {})], ENTRY) == 2
-
-
-def test_commit_that_fails_half_way_writes_nothing(store: SqliteStore) -> None:
-    with pytest.raises(ValueError, match="Out of range float"):
-        store.commit(0, [Change(A, None, {}), Change(B, None, {"x": float("nan")})], ENTRY)
-    assert (store.revision(), store.snapshot().documents, store.since(0)) == (0, {}, [])
-    assert store.commit(0, [Change(A, None, {})], ENTRY) == 1
 
 
 @pytest.mark.parametrize(
@@ -308,30 +236,13 @@ def test_processes_lose_no_update(path: Path, open_store: Callable[[], SqliteSto
     assert bodies(snapshot) == {Ref("tenant", "counter"): {"count": 300}}
 
 
-def acknowledged_until_killed(path: Path, seed: int) -> list[tuple[int, dict[Ref, Body | None]]]:
-    """Kill a writer at a random moment; get what it said was written."""
-    draw = random.Random(seed)
-    with subprocess.Popen(
-        [*WRITER, "random", str(path), str(seed)], stdout=subprocess.PIPE, text=True
-    ) as child:
-        assert child.stdout is not None
-        lines = [child.stdout.readline() for _ in range(draw.randint(WRITES // KILLS, 30))]
-        time.sleep(draw.uniform(0, 0.01))  # a write takes less: a moment anywhere in one
-        child.kill()
-        lines += child.stdout.read().splitlines(keepends=True)
-    assert child.returncode == -9
-    # Only a whole line was said.
-    said = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [(at, {Ref(k, n): body for k, n, body in written}) for at, written in said]
-
-
 def test_every_acknowledged_write_survives_when_killed(
     path: Path, open_store: Callable[[], SqliteStore]
 ) -> None:
     replayed: dict[Ref, Body] = {}
     newest, total = 0, 0
     for seed in range(KILLS):
-        acknowledged = acknowledged_until_killed(path, seed)
+        acknowledged = acknowledged_until_killed(str(path), seed)
         store = open_store()
         commits, snapshot = store.since(newest), store.snapshot()
         store.close()
@@ -346,7 +257,3 @@ def test_every_acknowledged_write_survives_when_killed(
     assert total >= WRITES
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-
-
-def written(commit: Commit) -> dict[Ref, Body | None]:
-    return {change.ref: change.after for change in commit.changes}

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from spin_server.admin.administration import Administration
 from spin_server.admin.applier import Applier
 from spin_server.admin.engine_link import Figures, RankReport
+from spin_server.admin.first_key import KeyFile
 from spin_server.admin.http.app import create_app
 from spin_server.admin.http.context import Services
 from spin_server.admin.store.sqlite import SqliteStore
@@ -74,7 +75,7 @@ class AdminApp:
             self.store, launch or Policy(), clock=lambda: datetime.now(UTC) + self.offset
         )
         key_file = folder / "admin.db.key"
-        self.administration.bootstrap(key_file)
+        self.administration.bootstrap(KeyFile(key_file))
         self.key = key_file.read_text().strip()
         self.applier = Applier(
             self.administration, self.engine, period_seconds=0.02, pause_seconds=0.001

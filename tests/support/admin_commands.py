@@ -94,22 +94,24 @@ class Api:
 
 
 @contextmanager
-def running(store: Path, engine: Engine) -> Iterator[AdminServer]:
+def running(store: str | Path, engine: Engine) -> Iterator[AdminServer]:
     """Run the admin API as `spin-server serve` does, in a thread's event loop."""
     ready: list[Any] = []
     done = threading.Event()
 
     async def serve() -> None:
-        server = AdminServer(store, "127.0.0.1", 0, Policy(), engine, CollectorRegistry())
         stop = asyncio.Event()
         try:
-            await server.start()
-            ready.extend((server, asyncio.get_running_loop(), stop))
-            done.set()
-            await stop.wait()
+            server = AdminServer(str(store), "127.0.0.1", 0, Policy(), engine, CollectorRegistry())
+            try:
+                await server.start()
+                ready.extend((server, asyncio.get_running_loop(), stop))
+                done.set()
+                await stop.wait()
+            finally:
+                await server.stop()
         finally:
             done.set()
-            await server.stop()
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
@@ -123,7 +125,9 @@ def running(store: Path, engine: Engine) -> Iterator[AdminServer]:
 
 
 def speak_to(server: AdminServer, engine: Engine, capsys: pytest.CaptureFixture[str]) -> Api:
-    return Api(server.url, server.key_file.read_text().strip(), server.key_file, engine, capsys)
+    assert server.first_key is not None
+    key_file = Path(server.first_key)
+    return Api(server.url, key_file.read_text().strip(), key_file, engine, capsys)
 
 
 def lines(out: str) -> list[list[str]]:

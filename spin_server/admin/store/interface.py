@@ -19,6 +19,10 @@ class StoreError(SpinError):
     """The store cannot be read or written, with the reason."""
 
 
+class ForgottenError(StoreError):
+    """The log does not go back that far."""
+
+
 class StaleError(SpinError):
     """Somebody else committed first; nothing was written."""
 
@@ -115,7 +119,11 @@ class Store(Protocol):
         ...
 
     def since(self, revision: int) -> list[Commit]:
-        """Read the commits after a revision, oldest first."""
+        """Read the commits after a revision, oldest first.
+
+        Raises:
+            ForgottenError: the log does not go back that far.
+        """
         ...
 
     def close(self) -> None:

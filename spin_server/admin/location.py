@@ -1,0 +1,18 @@
+"""What an `--admin-store` may name."""
+
+import re
+
+from spin_server.errors import InputError
+
+_LABEL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+KUBERNETES = re.compile(rf"kubernetes://(?P<namespace>{_LABEL})/(?P<name>{_LABEL})")
+
+
+def check_location(location: str) -> None:
+    """Refuse what is neither a file nor a place on Kubernetes.
+
+    Raises:
+        InputError: the reason.
+    """
+    if not location or ("://" in location and not KUBERNETES.fullmatch(location)):
+        raise InputError("--admin-store", "FILE or kubernetes://NAMESPACE/NAME", repr(location))

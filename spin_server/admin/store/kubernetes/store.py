@@ -1,0 +1,310 @@
+"""Documents in a ConfigMap and a Secret, for any number of servers and without a leader."""
+
+import logging
+import random
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from spin_server.admin.store.interface import (
+    Change,
+    Commit,
+    Entry,
+    ForgottenError,
+    Snapshot,
+    StaleError,
+    StoreError,
+)
+from spin_server.admin.store.kubernetes.layout import (
+    Head,
+    Keyring,
+    Logged,
+    Pending,
+    after,
+    commits,
+    read_head,
+    read_keyring,
+    settled,
+    snapshot,
+    write_head,
+    write_keyring,
+)
+from spin_server.admin.store.kubernetes.objects import (
+    Cluster,
+    ConflictError,
+    Kind,
+    RejectedError,
+    Stored,
+    UnansweredError,
+)
+
+logger = logging.getLogger(__name__)
+
+_WATCH_SECONDS = 60  # then everything is read again, in case an event was lost
+_TRIES, _BLIPS = 10, 3
+_SETTLE_TRIES = 6  # three seconds
+_LEAST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS = 0.5, 30.0
+_KINDS: tuple[Kind, ...] = ("config_map", "secret")
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """The two objects, read so that they belong together.
+
+    Args:
+        pending: whether the Secret holds a commit that was not made, and still might be.
+        ring: settled.
+    """
+
+    config_map: Stored
+    secret: Stored
+    head: Head
+    ring: Keyring
+    pending: bool
+
+
+class KubernetesStore:
+    """See `Store`. Reads come from memory, which a watch keeps up to date.
+
+    Args:
+        cluster: where the objects are; they are made if they do not exist.
+
+    Raises:
+        StoreError: they cannot be read, or are none of ours.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._writing = threading.Lock()  # held over requests
+        self._lock = threading.Lock()
+        self._trouble: StoreError | None = None
+        self._closed = threading.Event()
+        for kind in _KINDS:
+            if cluster.get(kind) is None:
+                cluster.create(kind)
+        self._pair = self._read()
+        self._thread = threading.Thread(target=self._follow, name="admin-store-watch", daemon=True)
+        self._thread.start()
+
+    @property
+    def secret(self) -> str:
+        """Which Secret it keeps keys in."""
+        return self._cluster.shown("secret")
+
+    # Reading
+
+    def _read(self) -> _Pair:
+        """Read both objects; somebody may write between the two."""
+        for attempt in range(_TRIES):
+            if attempt:
+                self._closed.wait(0.02 * attempt)
+            try:
+                config_map, secret = (self._found(kind) for kind in _KINDS)
+            except UnansweredError:
+                if attempt < _BLIPS:
+                    continue
+                raise
+            head, ring = read_head(config_map.data), read_keyring(secret.data)
+            done = settled(ring, head)
+            if done is not None:
+                pending = ring.pending is not None and ring.pending.id != head.keys
+                return _Pair(config_map, secret, head, done, pending)
+        raise StoreError(
+            f"{self._cluster.shown('config_map')} and the Secret of that name do not belong "
+            f"together: expected the keys of commit {head.keys or 'none'}, got {ring.commit}"
+        )
+
+    def _found(self, kind: Kind) -> Stored:
+        found = self._cluster.get(kind)
+        if found is None:
+            raise StoreError(f"expected {self._cluster.shown(kind)}, got none: it was deleted")
+        return found
+
+    def _refresh(self) -> None:
+        """Take over what the API server has; `_writing` is held."""
+        try:
+            pair = self._read()
+            held = self._pair.head
+            if pair.head.revision < held.revision or (
+                pair.head.revision == held.revision and pair.head.commit != held.commit
+            ):
+                raise StoreError(
+                    f"{self._cluster.shown('config_map')} was put back: expected revision "
+                    f"{held.revision} or later, got another revision {pair.head.revision}; "
+                    "restart the servers to go on from there"
+                )
+        except StoreError as error:
+            self._note(error)
+            raise
+        self._hold(pair)
+
+    def _hold(self, pair: _Pair) -> None:
+        with self._lock:
+            self._pair, self._trouble = pair, None
+
+    def _note(self, error: StoreError) -> None:
+        with self._lock:
+            self._trouble = error
+
+    def _good(self) -> _Pair:
+        with self._lock:
+            if self._closed.is_set():
+                raise StoreError(f"{self._cluster.shown('config_map')}: the store is closed")
+            if self._trouble is not None:
+                raise StoreError(str(self._trouble))
+            return self._pair
+
+    def revision(self) -> int:
+        """See `Store`."""
+        return self._good().head.revision
+
+    def snapshot(self) -> Snapshot:
+        """See `Store`."""
+        pair = self._good()
+        return snapshot(pair.head, pair.ring)
+
+    def log(self, *, before: int | None, limit: int) -> list[Commit]:
+        """See `Store`."""
+        pair = self._good()
+        found = [c for c in commits(pair.head, pair.ring) if before is None or c.revision < before]
+        return found[::-1][:limit]
+
+    def since(self, revision: int) -> list[Commit]:
+        """See `Store`."""
+        pair = self._good()
+        found = [c for c in commits(pair.head, pair.ring) if c.revision > revision]
+        if len(found) < pair.head.revision - revision:
+            oldest = pair.head.revision - len(commits(pair.head, pair.ring))
+            raise ForgottenError(
+                f"the log on Kubernetes is bounded: expected revision {oldest} or later, got "
+                f"{revision}"
+            )
+        return found
+
+    # Watching
+
+    def _follow(self) -> None:
+        """Take over every change, and read everything again now and then."""
+        pause = _LEAST_PAUSE_SECONDS
+        while not self._closed.is_set():
+            try:
+                with self._writing:
+                    self._refresh()
+                for version in self._cluster.changes(self._pair.config_map.version, _WATCH_SECONDS):
+                    pause = _LEAST_PAUSE_SECONDS
+                    with self._writing:
+                        if version != self._pair.config_map.version:
+                            self._refresh()
+                    if self._closed.is_set():
+                        return
+            except Exception as error:  # the next try may succeed
+                if not self._closed.is_set():
+                    logger.warning("admin store: %s; trying again", error)
+                    self._closed.wait(pause * random.uniform(0.5, 1.0))
+                    pause = min(2 * pause, _MOST_PAUSE_SECONDS)
+
+    # Writing
+
+    def commit(self, base: int, changes: Sequence[Change], entry: Entry) -> int:
+        """See `Store`."""
+        with self._writing:
+            pair = self._good()
+            if pair.head.revision != base:
+                raise StaleError(
+                    f"expected revision {base}, got {pair.head.revision}: somebody else wrote"
+                )
+            identity = secrets.token_hex(8)
+            try:
+                self._hold(self._write(pair, identity, changes, entry))
+            except ConflictError as error:
+                self._refresh()
+                raise StaleError(f"expected revision {base}, got a later one: {error}") from error
+            except RejectedError:
+                self._refresh()  # the Secret may hold what is pending
+                raise
+            except UnansweredError as error:
+                if not self._was_made(identity, error):
+                    raise StoreError(f"nothing was written: {error}") from error
+            return base + 1
+
+    def _write(self, pair: _Pair, identity: str, changes: Sequence[Change], entry: Entry) -> _Pair:
+        revision = pair.head.revision + 1
+        of_keys = tuple(change for change in changes if change.ref.kind == "key")
+        others = tuple(change for change in changes if change.ref.kind != "key")
+        head = Head(
+            revision,
+            identity,
+            identity if of_keys else pair.head.keys,
+            after(pair.head.documents, revision, others),
+            (
+                *pair.head.log,
+                Logged(identity, Commit(revision, entry, others), keyed=bool(of_keys)),
+            ),
+        )
+        data = write_head(head)
+        if of_keys:
+            if pair.pending:
+                # Whoever left that may still be about to commit it; after this he cannot.
+                pair = self._fence(pair, identity)
+            ring = replace(pair.ring, pending=Pending(identity, revision, of_keys))
+            kept = write_keyring(ring, pair.secret.data)
+            secret = self._cluster.replace("secret", pair.secret, kept)
+            pair = replace(pair, secret=secret, pending=True)
+            done = settled(ring, head)
+            assert done is not None
+            pair = replace(pair, ring=done)
+        config_map = self._cluster.replace("config_map", pair.config_map, data)
+        return replace(pair, config_map=config_map, head=head, pending=not of_keys and pair.pending)
+
+    def _fence(self, pair: _Pair, identity: str) -> _Pair:
+        """Write the ConfigMap as it is, so that nobody can commit on what he read before."""
+        data = {**pair.config_map.data, "fence": identity.encode()}
+        if not pair.config_map.data:
+            data |= write_head(pair.head)
+        return replace(pair, config_map=self._cluster.replace("config_map", pair.config_map, data))
+
+    def _was_made(self, identity: str, error: StoreError) -> bool:
+        """Find out whether a commit was made that nobody answered for; it cannot be later.
+
+        Raises:
+            StoreError: nobody answers this either.
+        """
+        for attempt in range(_SETTLE_TRIES):
+            self._closed.wait(0.05 * 2**attempt if attempt else 0)
+            try:
+                pair = self._read()
+                if any(logged.id == identity for logged in pair.head.log):
+                    self._hold(pair)
+                    return True
+                self._hold(self._fence(pair, identity))
+                return False
+            except (ConflictError, UnansweredError):
+                continue
+        trouble = StoreError(f"it is not known whether it was written: {error}")
+        self._note(trouble)
+        raise trouble from error
+
+    def edit_secret(self, edit: Callable[[dict[str, bytes]], None]) -> None:
+        """Change what the Secret holds beside the keys.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        with self._writing:
+            for _ in range(_TRIES):
+                data = dict((secret := self._found("secret")).data)
+                edit(data)
+                try:
+                    self._cluster.replace("secret", secret, data)
+                except ConflictError:
+                    continue
+                self._refresh()
+                return
+        raise StoreError(f"{self._cluster.shown('secret')}: others wrote again and again meanwhile")
+
+    def close(self) -> None:
+        """See `Store`."""
+        self._closed.set()
+        self._cluster.close()
+        self._thread.join(timeout=1)

@@ -1,0 +1,344 @@
+"""The store on Kubernetes commits to a ConfigMap and a Secret as if they were one."""
+
+import json
+import random
+import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from admin_support import ENTRY, LAUNCH, add_key, add_tenant, bodies, patch, replay
+from kube_api import KubeApi, Refused
+from store_writer import acknowledged_until_killed, written
+
+from spin_server.admin.administration import Administration
+from spin_server.admin.errors import NotFoundError
+from spin_server.admin.store.interface import (
+    Body,
+    Change,
+    ForgottenError,
+    Ref,
+    StaleError,
+    StoreError,
+)
+from spin_server.admin.store.kubernetes import Cluster, KubernetesStore, SecretEntry
+from spin_server.policy.policy import Policy
+
+Open = Callable[[], KubernetesStore]
+TENANT, KEY = Ref("tenant", "a"), Ref("key", "key-1")
+BOTH = [Change(TENANT, None, {"n": 1}), Change(KEY, None, {"n": 1})]
+KILLS = 6
+
+
+@pytest.fixture
+def kubernetes(open_kubernetes: Open) -> KubernetesStore:
+    return open_kubernetes()
+
+
+def add_one(store: KubernetesStore, ref: Ref) -> bool:
+    """Add to a number, so that a lost update shows; say whether it was written."""
+    try:
+        snapshot = store.snapshot()
+        found = snapshot.documents.get(ref)
+        before = found.body if found is not None else None
+        after = {"n": 1 + (before["n"] if before else 0)}
+        store.commit(snapshot.revision, [Change(ref, before, after)], ENTRY)
+    except (StaleError, StoreError) as error:
+        if "not known" in str(error):
+            raise
+        return False
+    return True
+
+
+# What is where
+
+
+def test_policies_can_be_read_in_the_config_map_and_keys_cannot(
+    api: KubeApi, open_kubernetes: Open
+) -> None:
+    admin = Administration(open_kubernetes(), Policy())
+    add_tenant(admin, "a")
+    patch(admin, "a", target_sparsity=0.5)
+    key = add_key(admin, "a")
+    data = api.data("configmaps")
+    assert json.loads(data["policy.a"]) == {
+        "revision": 2,
+        "body": {"fields": {"target_sparsity": "0.5"}},
+    }
+    assert (data["revision"], sorted(api.data("secrets"))) == ("3", ["keyring"])
+    document = admin.state.key(key.key_id)
+    assert document is not None
+    for hidden in (document.sha256, document.prefix, key.secret):
+        assert hidden not in json.dumps(data)
+    assert key.secret not in json.dumps(api.data("secrets"))
+
+
+def test_objects_of_a_chart_are_filled_and_keep_their_labels(
+    api: KubeApi, open_kubernetes: Open
+) -> None:
+    labels = {"app.kubernetes.io/managed-by": "Helm"}
+    for plural in ("configmaps", "secrets"):
+        metadata = {"name": "spin", "namespace": "llm", "labels": labels}
+        api.handle("create", plural, None, {"metadata": metadata})
+    api.forbidden = {("create", "configmaps"), ("create", "secrets")}
+    store = open_kubernetes()
+    assert store.commit(0, BOTH, ENTRY) == 1
+    for plural in ("configmaps", "secrets"):
+        assert api.objects[plural, "spin"]["metadata"]["labels"] == labels
+    assert bodies(open_kubernetes().snapshot()) == {TENANT: {"n": 1}, KEY: {"n": 1}}
+
+
+def test_nothing_but_keys_leaves_the_secret_alone(
+    api: KubeApi, kubernetes: KubernetesStore
+) -> None:
+    api.requests.clear()
+    kubernetes.commit(0, BOTH[:1], ENTRY)
+    assert [r for r in api.requests if r[0] == "update"] == [("update", "configmaps")]
+
+
+@pytest.mark.parametrize("plural", ["configmaps", "secrets"])
+@pytest.mark.parametrize("verb", ["get", "create", "update"])
+def test_missing_permission_is_told_in_one_line(
+    api: KubeApi, open_kubernetes: Open, verb: str, plural: str
+) -> None:
+    api.forbidden = {(verb, plural)}
+    with pytest.raises(StoreError) as caught:
+        open_kubernetes().commit(0, BOTH, ENTRY)
+    kind = {"configmaps": "ConfigMap", "secrets": "Secret"}[plural]
+    assert re.fullmatch(
+        rf"Kubernetes: \w+ {kind} llm/spin: expected .*, got 403 .*", str(caught.value)
+    )
+
+
+# Commits
+
+
+@pytest.mark.parametrize("plural", ["configmaps", "secrets"])
+@pytest.mark.parametrize(
+    ("when", "answer"),
+    [("before", 429), *((when, a) for when in ("before", "after") for a in (500, 503, "lost"))],
+)
+def test_commit_that_meets_a_failure_is_whole_or_not_there(
+    api: KubeApi, open_kubernetes: Open, plural: str, when: str, answer: int | str
+) -> None:
+    store, failed = open_kubernetes(), []
+
+    def fail_once(at: str, verb: str, of: str) -> None:
+        if (at, verb, of) == (when, "update", plural) and not failed:
+            failed.append(answer)
+            if isinstance(answer, str):
+                raise ConnectionError
+            raise Refused(answer, "Failure", "try again")
+
+    api.interfere = fail_once
+    expected = {TENANT: {"n": 1}, KEY: {"n": 1}}
+    if (plural, when) == ("configmaps", "after"):
+        assert store.commit(0, BOTH, ENTRY) == 1
+    else:
+        with pytest.raises(StoreError):
+            store.commit(0, BOTH, ENTRY)
+        assert store.revision() == 0
+        assert bodies(open_kubernetes().snapshot()) == {}
+        assert store.commit(0, BOTH, ENTRY) == 1
+    assert failed
+    assert bodies(store.snapshot()) == bodies(open_kubernetes().snapshot()) == expected
+    assert [commit.revision for commit in open_kubernetes().since(0)] == [1]
+    assert sorted(c.ref for c in open_kubernetes().since(0)[0].changes) == [KEY, TENANT]
+
+
+def test_commit_that_nobody_answers_for_says_so(
+    api: KubeApi, open_kubernetes: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_kubernetes()
+    down = threading.Event()
+
+    def fail(when: str, verb: str, plural: str) -> None:
+        if (when, verb, plural) == ("after", "update", "configmaps"):
+            down.set()
+        if down.is_set():
+            raise ConnectionError
+
+    api.interfere = fail
+    with pytest.raises(StoreError, match="it is not known whether it was written"):
+        store.commit(0, BOTH, ENTRY)
+    with pytest.raises(StoreError):
+        store.revision()
+    api.interfere = lambda *_: None
+    assert bodies(open_kubernetes().snapshot()) == {TENANT: {"n": 1}, KEY: {"n": 1}}
+
+
+def test_writer_that_was_held_up_between_the_objects_cannot_commit_any_more(
+    api: KubeApi, open_kubernetes: Open
+) -> None:
+    slow, fast = open_kubernetes(), open_kubernetes()
+    reached, go_on = threading.Event(), threading.Event()
+    replace = slow._cluster.replace
+
+    def held(kind: str, *arguments: object) -> object:
+        if kind == "config_map" and not reached.is_set():
+            reached.set()
+            assert go_on.wait(20)
+        return replace(kind, *arguments)  # type: ignore[arg-type]
+
+    slow._cluster.replace = held  # type: ignore[assignment, method-assign]
+    mine, other = Ref("key", "slow"), Ref("key", "fast")
+    with ThreadPoolExecutor(1) as pool:
+        commit = pool.submit(slow.commit, 0, [Change(mine, None, {"n": 1})], ENTRY)
+        assert reached.wait(20)
+        # The other finds what is pending in the Secret, and may not know whether it was made.
+        while True:
+            try:
+                assert fast.commit(0, [Change(other, None, {"n": 2})], ENTRY) == 1
+                break
+            except StaleError:
+                continue
+        go_on.set()
+        with pytest.raises(StaleError):
+            commit.result(20)
+    assert bodies(open_kubernetes().snapshot()) == {other: {"n": 2}}
+    assert slow.commit(1, [Change(mine, None, {"n": 1})], ENTRY) == 2
+    assert bodies(open_kubernetes().snapshot()) == {mine: {"n": 1}, other: {"n": 2}}
+
+
+def test_writers_lose_no_update_while_the_server_fails(api: KubeApi, open_kubernetes: Open) -> None:
+    draw, times = random.Random(5), 25
+
+    def fail_at_times(when: str, verb: str, plural: str) -> None:
+        if verb != "create" and draw.random() < 0.04:
+            if draw.random() < 0.5:
+                raise ConnectionError
+            raise Refused(500, "InternalError", "etcdserver: leader changed")
+
+    def count(store: KubernetesStore, ref: Ref) -> None:
+        done = 0
+        while done < times:
+            done += add_one(store, ref)
+
+    stores = [open_kubernetes(), open_kubernetes()]
+    api.interfere = fail_at_times
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(count, stores * 2, (TENANT, TENANT, KEY, KEY)))
+    api.interfere = lambda *_: None
+    found = open_kubernetes()
+    assert bodies(found.snapshot()) == {TENANT: {"n": 2 * times}, KEY: {"n": 2 * times}}
+    replayed: dict[Ref, Body] = {}
+    replay(found.since(0), replayed)
+    assert replayed == bodies(found.snapshot())
+
+
+def test_every_acknowledged_write_survives_when_killed(
+    api: KubeApi, open_kubernetes: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig(tmp_path)))
+    replayed: dict[Ref, Body] = {}
+    newest = 0
+    for seed in range(KILLS):
+        acknowledged = acknowledged_until_killed("kubernetes://llm/spin", seed)
+        store = open_kubernetes()
+        commits, snapshot = store.since(newest), store.snapshot()
+        found = {commit.revision: written(commit) for commit in commits}
+        assert {at: found[at] for at, _ in acknowledged} == dict(acknowledged)
+        assert snapshot.revision - acknowledged[-1][0] in (0, 1)
+        replay(commits, replayed)
+        assert replayed == bodies(snapshot)
+        newest = snapshot.revision
+
+
+# Room
+
+
+def test_ten_thousand_keys_and_a_thousand_tenants_fit(kubernetes: KubernetesStore) -> None:
+    draw = random.Random(1)
+    keys = [
+        Change(
+            Ref("key", f"key-{draw.randbytes(8).hex()}"),
+            None,
+            {
+                "sha256": draw.randbytes(32).hex(),
+                "prefix": f"spin_{draw.randbytes(3).hex()}",
+                "tenant": f"tenant-{n % 1000}",
+                "scopes": ["read", "write"],
+                "description": f"agent {n}",
+                "created_at": f"2026-01-01T00:{n % 60:02}:{n // 60 % 60:02}Z",
+                "expires_at": None,
+                "replaced_by": None,
+            },
+        )
+        for n in range(10_000)
+    ]
+    tenants = [
+        Change(Ref(kind, f"tenant-{n}"), None, body)
+        for n in range(1000)
+        for kind, body in (
+            ("tenant", {"description": f"team {n}", "created_at": "2026-01-01T00:00:00Z"}),
+            ("policy", {"fields": LAUNCH, "expires": None}),
+        )
+    ]
+    for start in range(0, 10_000, 1000):
+        kubernetes.commit(start // 1000, keys[start : start + 1000], ENTRY)
+    kubernetes.commit(10, tenants, ENTRY)
+    assert len(kubernetes.snapshot().documents) == 12_000
+
+
+@pytest.mark.parametrize(("kind", "shown"), [("tenant", "ConfigMap"), ("key", "Secret")])
+def test_full_object_is_told_and_nothing_is_written(
+    kubernetes: KubernetesStore, open_kubernetes: Open, kind: str, shown: str
+) -> None:
+    kubernetes.commit(0, BOTH, ENTRY)
+    large = {"n": random.Random(2).randbytes(1_200_000).hex()}
+    with pytest.raises(StoreError, match=f"the {shown} is full: expected at most 1,000,000 bytes"):
+        kubernetes.commit(1, [Change(Ref(kind, "b"), None, large)], ENTRY)  # type: ignore[arg-type]
+    assert kubernetes.commit(1, [Change(TENANT, {"n": 1}, {"n": 2})], ENTRY) == 2
+    assert bodies(open_kubernetes().snapshot()) == {TENANT: {"n": 2}, KEY: {"n": 1}}
+
+
+def test_log_forgets_its_oldest_and_says_so(open_kubernetes: Open) -> None:
+    admin = Administration(open_kubernetes(), Policy())
+    for n in range(60):
+        body = {"n": n, "text": "x" * 10_000}
+        admin.store.commit(n, [Change(TENANT, None, body)], ENTRY)
+    log = admin.store.log(before=None, limit=100)
+    assert 20 <= len(log) < 60
+    assert [commit.revision for commit in log] == list(range(60, 60 - len(log), -1))
+    oldest = 60 - len(log)
+    assert len(admin.store.since(oldest)) == len(log)
+    with pytest.raises(ForgottenError, match=rf"expected revision {oldest} or later, got 3"):
+        admin.store.since(3)
+    with pytest.raises(NotFoundError, match="the log on Kubernetes is bounded"):
+        admin.since(3)
+
+
+# The first key
+
+
+def test_first_key_is_in_the_secret_until_somebody_takes_it_out(
+    api: KubeApi, open_kubernetes: Open
+) -> None:
+    stores = [open_kubernetes(), open_kubernetes()]
+    together = threading.Barrier(2)
+
+    def start(store: KubernetesStore) -> bool:
+        admin = Administration(store, Policy())
+        together.wait()
+        return admin.bootstrap(SecretEntry(store))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(start, stores)) == [False, True]
+    assert sorted(api.data("secrets")) == ["first-key", "keyring"]
+    assert SecretEntry(stores[0]).shown == "first-key of Secret llm/spin"
+    api.edit("secrets", lambda data: data.pop("first-key"))
+    admin = Administration(open_kubernetes(), Policy())
+    add_key(admin)
+    assert not admin.bootstrap(SecretEntry(stores[1]))
+    assert sorted(api.data("secrets")) == ["keyring"]
+
+
+def test_cluster_without_a_way_to_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from spin_server.errors import InputError
+
+    with pytest.raises(InputError, match="expected a pod's service account or a kubeconfig"):
+        Cluster("llm", "spin", str(tmp_path / "none"))
