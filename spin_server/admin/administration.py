@@ -1,9 +1,10 @@
 """The one writer of the store: tries operations on the newest state, and commits them."""
 
+import json
 import logging
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from spin_server.admin.documents import Fields, fields_of, timestamp
@@ -59,6 +60,13 @@ class Outcome:
 
     state: State
     changes: tuple[Change, ...]
+
+
+def _tell(revision: int, entry: Entry, changes: Sequence[Change]) -> None:
+    """Log a commit, without what is in it: a store's own log may be bounded."""
+    changed = ["/".join(change.ref) for change in changes]
+    told = {"revision": revision, **asdict(entry), "changed": changed}
+    logger.info("admin audit: %s", json.dumps(told, ensure_ascii=False))
 
 
 def _now() -> datetime:
@@ -129,13 +137,15 @@ class Administration:
                 after = state.after(changes) if changes else state
                 if dry_run or not changes:
                     return Outcome(after, changes)
+                entry = self._entry(author)
                 try:
-                    self.store.commit(state.revision, changes, self._entry(author))
+                    self.store.commit(state.revision, changes, entry)
                 except StaleError:
                     continue
                 except StoreError as error:
                     raise UnavailableError(f"nothing was written: {error}") from error
                 self._state = after
+                _tell(after.revision, entry, changes)
                 return Outcome(after, changes)
         raise ConflictError("others wrote again and again meanwhile; nothing was written")
 

@@ -6,6 +6,7 @@ import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -153,6 +154,29 @@ def test_old_revision_is_worked_out_right_while_another_replica_writes(
     monkeypatch.setattr(admin.store, "since", overtaken)
     assert admin.bodies_at(2) == (2, {ref: d.body for ref, d in admin.state.documents.items()})
     assert admin.state.stored_policy("a").fields == {"probe_period": 1}
+
+
+def test_commit_is_told_to_the_log_in_one_line(
+    admin: Administration, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="spin_server")
+    author = replace(AUTHOR, reason="for\nü")
+    admin.perform(create_tenant("a", "not to be told", now=admin.clock()), author)
+    admin.perform(patch_policy("a", sent(probe_period=2), "*", now=admin.clock()), author)
+    told = [line for line in caplog.messages if line.startswith("admin audit: ")]
+    assert [json.loads(line.removeprefix("admin audit: ")) for line in told] == [
+        {
+            "revision": revision,
+            "at": "2026-01-01T00:00:00Z",
+            "actor": "key-test",
+            "action": "PATCH /v1/policies/default",
+            "reason": "for\nü",
+            "request_id": "request-1",
+            "changed": changed,
+        }
+        for revision, changed in ((1, ["tenant/a"]), (2, ["policy/a"]))
+    ]
+    assert not any("\n" in line for line in told)
 
 
 # A store that is not well
