@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from spin_server.admin.administration import Administration
 from spin_server.admin.documents import DEFAULT
-from spin_server.admin.engine_link import EngineLink, RankReport
+from spin_server.admin.engine_link import CanaryRow, EngineLink, RankReport
 from spin_server.admin.errors import RefusedError
 from spin_server.admin.state import State
 from spin_server.policy.policy import Policy
@@ -21,6 +21,7 @@ from spin_server.policy.policy import Policy
 logger = logging.getLogger(__name__)
 
 _MOST_PAUSE_SECONDS = 30.0
+_CANARY = "/canary"  # ends no tenant's name
 _VERIFY_SECONDS = 30.0  # between two looks at tables that nobody wrote to
 
 
@@ -78,6 +79,7 @@ class Applier:
         self.applied: int | None = None  # revision that the whole engine holds
         self.trouble: str | None = None  # why the engine is behind
         self.unserved: list[str] = []  # tenants that this server has no row for
+        self.untried: list[str] = []  # policies whose canary it has no row for
         self._behind_since: float | None = clock()
 
     async def run(self) -> None:
@@ -141,24 +143,34 @@ class Applier:
         if state.revision == self.applied and self.trouble is None:
             self._behind_since = None
             return
-        names = self._allotment.allot([n for n in state.tenants if n not in self._link.reserved])
+        tenants = [name for name in state.tenants if name not in self._link.reserved]
+        room = max(0, self._link.capacity - self._link.first_row - len(tenants))
+        tried = list(state.canaries)[:room]  # no tenant goes without for a canary
+        found = self._allotment.allot(tenants + [name + _CANARY for name in tried])
+        names = {name: found[name] for name in tenants if name in found}
+        canaries = {n: CanaryRow(found[n + _CANARY], state.canaries[n]) for n in tried}
         self.unserved = sorted(set(state.tenants) - names.keys())
-        rows = self._rows(state, names)
+        self.untried = sorted(state.canaries.keys() - canaries.keys())
+        rows = self._rows(state, names, canaries)
         lacking = {row: policy for row, policy in rows.items() if self._sent.get(row) != policy}
         reports = await self._link.apply(state.revision, lacking)
         # Requests may be sent to a row only once it holds the tenant's policy.
-        self._link.name_rows(names)
+        self._link.name_rows(names, canaries)
         async with self._moved:
             self._sent, self.reports, self.applied = rows, reports, state.revision
             self.trouble = self._behind_since = None
             self._moved.notify_all()
 
     @staticmethod
-    def _rows(state: State, names: dict[str, int]) -> dict[int, Policy]:
+    def _rows(
+        state: State, names: dict[str, int], canaries: dict[str, CanaryRow]
+    ) -> dict[int, Policy]:
         rows = {0: state.effective(DEFAULT).policy}
         plain = state.tenants_without_policy
         for name, row in names.items():
             rows[row] = rows[0] if name in plain else state.effective(name).policy
+        for name, canary in canaries.items():
+            rows[canary.row] = state.effective(name, canary=True).policy
         return rows
 
     async def reach(self, revision: int, timeout_seconds: float) -> bool:
@@ -178,9 +190,14 @@ class Applier:
         return True
 
     def unserved_trouble(self) -> str | None:
-        """Say which tenants' requests this server refuses, if there are any."""
+        """Say which tenants' requests this server refuses, or whose canary it leaves out."""
         if not self.unserved:
-            return None
+            if not self.untried:
+                return None
+            return (
+                f"no row for {len(self.untried)} canaries, such as {self.untried[0]}'s: nobody "
+                "tries them here (--spin-capacity)"
+            )
         return (
             f"no row for {len(self.unserved)} tenants, such as {self.unserved[0]}: their requests "
             "are refused here (--spin-capacity, or a policy of --spin-policies with the same name)"

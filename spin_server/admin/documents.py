@@ -67,9 +67,8 @@ _UNBUILT = {
     "max_sparsity": "guard rails",
     "guard_rails": "guard rails",
     "layer_budgets": "per-layer budgets",
-    "canary": "canary releases",
-    "canary_percent": "canary releases",
 }
+_CANARY = ("canary", "canary_percent")
 # Field of the API -> of `Policy`.
 POLICY_FIELDS = {
     "target_sparsity": "sparsity",
@@ -119,6 +118,8 @@ class PolicyPatch(BaseModel):
     def _refuse_unbuilt(cls, given: Any) -> Any:
         if isinstance(given, Mapping):
             for name in given:
+                if name in _CANARY:
+                    raise ValueError(f"{name}: expected ?canary_percent= beside the fields")
                 if name in _UNBUILT:
                     raise ValueError(f"{name}: {_UNBUILT[name]} do not exist in this release")
                 if name == "budget" and given[name] == "per_layer":
@@ -180,6 +181,15 @@ class Expiry(BaseModel):
     restore: Fields
 
 
+class Canary(BaseModel):
+    """Fields that some of a policy's requests try before all of them get it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    percent: Annotated[StrictInt, Field(ge=1, le=99)]
+    fields: Annotated[Fields, Field(min_length=1)]
+
+
 class PolicyDocument(BaseModel):
     """What is set of a policy; everything else comes from elsewhere."""
 
@@ -187,10 +197,12 @@ class PolicyDocument(BaseModel):
 
     fields: Fields
     expires: Expiry | None = None
+    canary: Canary | None = None
 
     @model_validator(mode="after")
     def _check(self) -> "PolicyDocument":
-        for fields in (self.fields, self.expires.restore if self.expires else {}):
+        restore = self.expires.restore if self.expires else {}
+        for fields in (self.fields, restore, self.canary.fields if self.canary else {}):
             PolicyPatch.model_validate(fields)
             if None in fields.values():
                 raise ValueError("expected values, got null, which stands for no field at all")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from spin_server.policy.policy import Policy
 
@@ -20,6 +20,13 @@ class RankReport:
     engine: int
     rank: int
     revision: int
+
+
+class CanaryRow(NamedTuple):
+    """Which row some of a policy's requests run with instead, and how many of a hundred."""
+
+    row: int
+    percent: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +88,12 @@ class EngineLink(Protocol):
         ...
 
     async def figures(self) -> dict[str, Figures]:
-        """Read what the engine did so far, for each tenant and for `default`."""
+        """Read what the engine did so far, for each tenant and for `default`.
+
+        What a canary's requests did has a name of its own, which ends in `/canary`.
+        """
         ...
 
-    def name_rows(self, rows: Mapping[str, int]) -> None:
-        """Say which row each tenant's requests run with."""
+    def name_rows(self, rows: Mapping[str, int], canaries: Mapping[str, CanaryRow]) -> None:
+        """Say which row each tenant's requests run with, and the canaries' of some policies."""
         ...

@@ -32,8 +32,8 @@ class Effective:
     Args:
         policy: all of it.
         fields: the same, field by field, as stored.
-        sources: where each field comes from: `tenant`, `default` (the stored default policy) or
-            `launch` (the server's arguments, or their defaults).
+        sources: where each field comes from: `canary`, `tenant`, `default` (the stored default
+            policy) or `launch` (the server's arguments, or their defaults).
     """
 
     policy: Policy
@@ -170,17 +170,33 @@ class State:
         assert found is None or isinstance(found, PolicyDocument)
         return PolicyDocument(fields={}) if found is None else found
 
-    def effective(self, name: str) -> Effective:
-        """Put a policy together: the tenant's fields, then the default's, then the launch's."""
+    def effective(self, name: str, *, canary: bool = False) -> Effective:
+        """Put a policy together: the tenant's fields, then the default's, then the launch's.
+
+        Args:
+            canary: as it is for the requests that try the canary's fields, if there is one.
+        """
         layers = [("launch", self.launch), (DEFAULT, self.stored_policy(DEFAULT).fields)]
         if name != DEFAULT:
             layers.append(("tenant", self.stored_policy(name).fields))
+        if canary and (tried := self.stored_policy(name).canary) is not None:
+            layers.append(("canary", tried.fields))
         fields: Fields = {}
         sources: dict[str, str] = {}
         for source, given in layers:
             fields.update(given)
             sources.update(dict.fromkeys(given, source))
         return Effective(policy_of(fields), fields, sources)
+
+    @cached_property
+    def canaries(self) -> dict[str, int]:
+        """Percent of the requests that try a canary, by the policy's name."""
+        found = {
+            ref.name: policy.canary.percent
+            for ref, policy in self.read.items()
+            if isinstance(policy, PolicyDocument) and policy.canary is not None
+        }
+        return dict(sorted(found.items()))
 
     @cached_property
     def next_expiry(self) -> datetime | None:

@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from prometheus_client import REGISTRY
 
-from spin_server.admin.engine_link import Figures, RankReport
+from spin_server.admin.engine_link import CanaryRow, Figures, RankReport
 from spin_server.admin.server import AdminServer
 from spin_server.cli.admin_arguments import AdminArguments
 from spin_server.engine.spin.control import EngineControl
@@ -43,9 +43,9 @@ class ControlLink:
             for name, blocks in found.items()
         }
 
-    def name_rows(self, rows: Mapping[str, int]) -> None:
+    def name_rows(self, rows: Mapping[str, int], canaries: Mapping[str, CanaryRow]) -> None:
         """See `EngineLink`."""
-        self._control.name_rows(rows)
+        self._control.name_rows(rows, canaries)
 
 
 class AdminGuest:

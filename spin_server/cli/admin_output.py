@@ -47,6 +47,16 @@ def print_policy(policy: Object, indent: str = "") -> None:
     print_table(rows, indent + "  ")
     if policy["expires_at"] is not None:
         print(f"{indent}  goes back by itself at {text(policy['expires_at'])}")
+    if policy["canary"] is not None:
+        print(f"{indent}  tried by {canary(policy)}")
+
+
+def canary(policy: Object) -> str:
+    """Say what some of a policy's requests try."""
+    if (found := policy["canary"]) is None:
+        return "nobody"
+    fields = ", ".join(f"{text(name)}={text(value)}" for name, value in found["fields"].items())
+    return f"{found['percent']}% of the requests: {fields}"
 
 
 def print_policy_change(before: Object, after: Object) -> None:
@@ -59,6 +69,9 @@ def print_policy_change(before: Object, after: Object) -> None:
     ends = [text(policy["expires_at"] or "never") for policy in (before, after)]
     if ends[0] != ends[1]:
         rows.append(("goes back by itself", ends[0], "->", ends[1]))
+    tried = [canary(policy) for policy in (before, after)]
+    if tried[0] != tried[1]:
+        rows.append(("tried by", tried[0], "->", tried[1]))
     print_table(rows, "  ")
     if not rows:
         print("  nothing changes")
@@ -67,8 +80,11 @@ def print_policy_change(before: Object, after: Object) -> None:
 def _flat(body: Object | None) -> dict[str, Any]:
     """Lay a document out, a policy's fields beside its end."""
     found = dict(body or {})
-    expires = found.pop("expires", None)
+    expires, tried = found.pop("expires", None), found.pop("canary", None)
     found.update(found.pop("fields", {}))
+    if tried is not None:
+        found["canary_percent"] = tried["percent"]
+        found.update({f"canary {name}": value for name, value in tried["fields"].items()})
     return found if expires is None else {**found, "expires_at": expires["at"]}
 
 

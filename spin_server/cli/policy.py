@@ -24,6 +24,7 @@ from spin_server.cli.admin_output import (
     text,
 )
 from spin_server.cli.exit_codes import OK
+from spin_server.errors import InputError
 
 
 def add_parser(commands: Subparsers) -> None:
@@ -36,11 +37,16 @@ def add_parser(commands: Subparsers) -> None:
     change.add_argument("name", metavar="NAME", help="default, or a tenant's name")
     change.add_argument(
         "fields",
-        nargs="+",
+        nargs="*",
         metavar="FIELD=VALUE",
         help="such as target_sparsity=0.5; FIELD= takes a field back",
     )
     change.add_argument("--ttl", metavar="TIME", help="go back after 90 (seconds), 30m, 1h or 2d")
+    change.add_argument(
+        "--canary",
+        metavar="PERCENT",
+        help="let that many of a hundred requests try it; 100: all from now on; 0: nobody any more",
+    )
     change.add_argument(
         "--if-match",
         metavar="REV",
@@ -72,6 +78,9 @@ def _get(args: argparse.Namespace) -> int:
 def _set(args: argparse.Namespace) -> int:
     fields = read_fields(args.fields)
     ttl = None if args.ttl is None else read_seconds("--ttl", args.ttl)
+    percent = None if args.canary is None else read_whole_number("--canary", args.canary)
+    if not fields and percent is None:
+        raise InputError("policy set", "FIELD=VALUE, or --canary", "neither")
     if_match = None if args.if_match is None else read_if_match(args.if_match)
     before = None
     with connect(args) as client:
@@ -84,7 +93,12 @@ def _set(args: argparse.Namespace) -> int:
             args.name,
             body=fields,
             if_match=if_match,
-            query={"ttl_seconds": ttl, "dryRun": args.dry_run, "reason": args.reason},
+            query={
+                "ttl_seconds": ttl,
+                "canary_percent": percent,
+                "dryRun": args.dry_run,
+                "reason": args.reason,
+            },
         ).body
     if args.json:
         print_json(answer)

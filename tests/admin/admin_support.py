@@ -51,10 +51,21 @@ def sent(**fields: Any) -> Fields:
 
 
 def patch(
-    admin: Administration, name: str, ttl_seconds: int | None = None, **fields: Any
+    admin: Administration,
+    name: str,
+    ttl_seconds: int | None = None,
+    canary_percent: int | None = None,
+    **fields: Any,
 ) -> Outcome:
-    changes = sent(**fields)
-    return do(admin, patch_policy(name, changes, "*", now=admin.clock(), ttl_seconds=ttl_seconds))
+    operation = patch_policy(
+        name,
+        sent(**fields),
+        "*",
+        now=admin.clock(),
+        ttl_seconds=ttl_seconds,
+        canary_percent=canary_percent,
+    )
+    return do(admin, operation)
 
 
 def add_tenant(admin: Administration, name: str) -> Outcome:

@@ -78,6 +78,29 @@ def test_policy_set_for_a_while_says_when_it_ends(used: Api) -> None:
     assert f"goes back by itself at {end[6]}" in used.run("policy", "get", "default")
 
 
+def test_policy_set_lets_some_requests_try_first(api: Api) -> None:
+    api.run("tenant", "create", "acme", "target_sparsity=0.4")
+    out = api.run(
+        "policy", "set", "acme", "target_sparsity=0.65", "probe_period=8", "--canary", "10"
+    )
+    tried = "10% of the requests: probe_period=8, target_sparsity=0.65"
+    assert lines(out)[1] == ["tried", "by", "nobody", "->", *tried.split()]
+    assert f"tried by {tried}" in api.run("policy", "get", "acme")
+    out = api.run("policy", "set", "acme", "--canary", "50")
+    assert "50% of the requests" in out
+    diff = api.run("policy", "diff", "2")
+    for words in (
+        "canary_percent - -> 50",
+        "canary probe_period - -> 8",
+        "canary target_sparsity - -> 0.65",
+    ):
+        assert words.split() in lines(diff)
+    out = api.run("policy", "set", "acme", "--canary", "100")
+    assert ["target_sparsity", "0.4", "(tenant)", "->", "0.65", "(tenant)"] in lines(out)
+    assert api.json("policy", "get", "acme")["canary"] is None
+    assert "expected FIELD=VALUE, or --canary, got neither" in api.refused("policy", "set", "acme")
+
+
 def test_policy_dry_run_changes_nothing(used: Api) -> None:
     before = used.json("policy", "get", "default")
     out = used.run("policy", "set", "default", "target_sparsity=0.75", "--dry-run")
@@ -122,6 +145,10 @@ def test_write_only_key_changes_a_policy_with_if_match(used: Api, tmp_path: Path
         ("budget= budget=uniform", "field budget: expected one value, got two"),
         ("budget= --ttl soon", "--ttl: expected seconds, or a span such as"),
         ("budget= --ttl 0", "422: query/ttl_seconds"),
+        ("budget= --canary ten", "--canary: expected a whole number, 0 or more, got 'ten'"),
+        ("budget=uniform --canary 101", "422: query/canary_percent"),
+        ("budget= --canary 10", "a canary needs something to try"),
+        ("budget=uniform --canary 10 --ttl 1h", "expected ttl_seconds or canary_percent, got both"),
     ],
 )
 def test_bad_policy_is_one_line(used: Api, words: str, expected: str) -> None:

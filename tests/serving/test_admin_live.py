@@ -131,6 +131,19 @@ def test_change_takes_hold_of_a_request_that_is_running(server: LiveServer, admi
     assert desired == [answer["revision"]]
 
 
+def test_some_requests_try_a_canary_and_are_counted_apart(server: LiveServer, admin: Admin) -> None:
+    path = "/v1/policies/harsh?canary_percent=50"
+    answer = admin("PATCH", path, {"target_sparsity": 0.2, "exploration_share": 0})
+    assert answer["applied"]["complete"] is True
+    for _ in range(12):  # all the same way once in two thousand runs
+        list(stream(server, 8, vllm_xargs={"spin_policy": "harsh"}))
+    parts = admin("GET", "/v1/status")["realized"]["by_tenant"]
+    assert parts["harsh"]["realized_sparsity"] == pytest.approx(0.65, abs=0.02)
+    assert parts["harsh/canary"]["realized_sparsity"] == pytest.approx(0.2, abs=0.02)
+    assert any('tenant="harsh/canary"' in name for name in server.metrics())
+    admin("PATCH", "/v1/policies/harsh?canary_percent=0", {})
+
+
 def test_requests_of_a_tenant_run_with_its_policy(server: LiveServer, admin: Admin) -> None:
     options = {"vllm_xargs": {"spin_policy": "harsh"}}
     before = admin.realized()

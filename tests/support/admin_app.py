@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from spin_server.admin.administration import Administration
 from spin_server.admin.applier import Applier
-from spin_server.admin.engine_link import Figures, RankReport
+from spin_server.admin.engine_link import CanaryRow, Figures, RankReport
 from spin_server.admin.first_key import KeyFile
 from spin_server.admin.http.app import create_app
 from spin_server.admin.http.context import Services
@@ -30,12 +30,18 @@ class RememberingEngine:
         self.reserved = frozenset({"launched"})
         self.rows: dict[int, Policy] = {}
         self.names: dict[str, int] = {}
+        self.canaries: dict[str, CanaryRow] = {}
         self.revision, self.writes = 0, 0
         self.fault: Exception | None = None
 
     def policy(self, tenant: str) -> Policy:
         """Get the policy that a tenant's requests would run with."""
         return self.rows[self.names[tenant]]
+
+    def tried(self, name: str) -> tuple[Policy, int]:
+        """Get the policy that a canary's requests would run with, and their percentage."""
+        row, percent = self.canaries[name]
+        return self.rows[row], percent
 
     async def apply(self, revision: int, rows: Mapping[int, Policy]) -> list[RankReport]:
         if self.fault is not None:
@@ -56,8 +62,8 @@ class RememberingEngine:
             "acme": Figures(kept=50, explored=5, skipped=50, dense=0),
         }
 
-    def name_rows(self, rows: Mapping[str, int]) -> None:
-        self.names = dict(rows)
+    def name_rows(self, rows: Mapping[str, int], canaries: Mapping[str, CanaryRow]) -> None:
+        self.names, self.canaries = dict(rows), dict(canaries)
 
 
 class AdminApp:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from spin_server.admin.engine_link import Figures, RankReport
+from spin_server.admin.engine_link import CanaryRow, Figures, RankReport
 from spin_server.admin.server import AdminServer
 from spin_server.cli.main import main
 from spin_server.policy.policy import Policy
@@ -41,7 +41,7 @@ class Engine:
     async def figures(self) -> dict[str, Figures]:
         return {"default": Figures(kept=70, explored=7, skipped=30, dense=1234)}
 
-    def name_rows(self, rows: Mapping[str, int]) -> None:
+    def name_rows(self, rows: Mapping[str, int], canaries: Mapping[str, CanaryRow]) -> None:
         pass
 
 

@@ -39,6 +39,7 @@ class PatchPolicy(_Step):
     patch: PolicyPatch
     if_match: _Match
     ttl_seconds: int | None = Field(default=None, ge=1, le=366 * 86400)
+    canary_percent: int | None = Field(default=None, ge=0, le=100)
 
 
 class CreateTenant(_Step):
@@ -108,7 +109,12 @@ def _operation(step: Step, principal: Principal, now: datetime, link: EngineLink
         return describe_tenant(step.name, step.description, step.if_match)
     principal.require("write", owner(step.name))
     return patch_policy(
-        step.name, step.patch.changes(), step.if_match, now=now, ttl_seconds=step.ttl_seconds
+        step.name,
+        step.patch.changes(),
+        step.if_match,
+        now=now,
+        ttl_seconds=step.ttl_seconds,
+        canary_percent=step.canary_percent,
     )
 
 

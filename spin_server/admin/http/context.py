@@ -100,7 +100,7 @@ class Caller:
         applier, revision = self.services.applier, outcome.state.revision
         complete = await applier.reach(revision, APPLY_SECONDS)
         return {
-            "complete": complete and not applier.unserved,
+            "complete": complete and not applier.unserved_trouble(),
             "desired_revision": revision,
             "ranks": [
                 {"engine": r.engine, "rank": r.rank, "revision": r.revision}

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import Field
 
-from spin_server.admin.documents import DEFAULT, Name, PolicyPatch, shown
+from spin_server.admin.documents import DEFAULT, Name, PolicyDocument, PolicyPatch, shown
 from spin_server.admin.http.context import (
     Caller_,
     IfMatch,
@@ -31,6 +31,12 @@ class PolicyQuery(WriteQuery):
         le=366 * 86400,
         description="after how long the fields go back to what they are now by themselves",
     )
+    canary_percent: int | None = Field(
+        default=None,
+        ge=0,
+        le=100,
+        description="of the requests that try the fields; 0 ends that, 100 gives them to all",
+    )
 
 
 def owner(name: str) -> str | None:
@@ -49,7 +55,15 @@ def show_policy(state: State, name: str) -> dict[str, Any]:
             for field, value in effective.fields.items()
         },
         "expires_at": stored.expires.at if stored.expires else None,
+        "canary": _show_canary(stored),
     }
+
+
+def _show_canary(stored: PolicyDocument) -> dict[str, Any] | None:
+    if (canary := stored.canary) is None:
+        return None
+    fields = {field: shown(field, value) for field, value in canary.fields.items()}
+    return {"percent": canary.percent, "fields": fields}
 
 
 @router.get("/{name}", summary="Read a policy")
@@ -74,7 +88,8 @@ async def change(
     """Set some fields, or take them back with null, while requests run.
 
     The answer comes once the policy tables of all workers hold it (`applied`, read back from each);
-    a request that is running takes it at its next step. With `ttl_seconds` it ends by itself.
+    a request that is running takes it at its next step. With `ttl_seconds` it ends by itself; with
+    `canary_percent` some requests try it first.
     """
     caller.principal.require("write", owner(name))
     operation = patch_policy(
@@ -83,6 +98,7 @@ async def change(
         if_match,
         now=caller.administration.clock(),
         ttl_seconds=query.ttl_seconds,
+        canary_percent=query.canary_percent,
     )
     outcome = await caller.perform(operation, query)
     if query.dry_run:

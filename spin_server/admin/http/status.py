@@ -24,6 +24,7 @@ def _trouble(services: Services, engine: str | None, own: str | None) -> dict[st
     if own is not None:  # the texts may name other tenants
         store = store and "documents cannot be read"
         tenants = "no row for this tenant" if own in applier.unserved else None
+        tenants = "no row for this tenant's canary" if own in applier.untried else tenants
     return {"store": store, "engine": engine, "tenants": tenants}
 
 
@@ -51,7 +52,11 @@ async def status(caller: Caller_, _: Read_, response: Response) -> dict[str, Any
             reports = await services.link.reports()
             figures = await services.link.figures()
         ranks = [{"engine": r.engine, "rank": r.rank, "revision": r.revision} for r in reports]
-        parts = figures if own is None else {own: figures.get(own, Figures(0, 0, 0, 0))}
+        parts = figures
+        if own is not None:
+            parts = {own: Figures(0, 0, 0, 0)} | {
+                name: found for name, found in figures.items() if name.split("/")[0] == own
+            }
         realized = {
             **_realized(Figures.total(parts.values())),
             "by_tenant": {name: _realized(part) for name, part in sorted(parts.items())},

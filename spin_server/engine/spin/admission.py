@@ -5,6 +5,7 @@ send those too (`vllm_xargs`), so what they send under our names is checked here
 """
 
 import copy
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,13 @@ from spin_server.engine.spin.settings import POLICY_ARGUMENT, SpinSettings
 from spin_server.errors import InputError
 
 _OURS = "spin_"
+_DEFAULT = "default"
+
+
+def _hundredth(name: str, request_id: str) -> int:
+    """Draw 0 to 99 for a request, the same whoever asks, and another for every policy."""
+    digest = hashlib.blake2b(f"{name}\0{request_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) % 100
 
 
 class PolicyGate:
@@ -22,16 +30,25 @@ class PolicyGate:
     """
 
     def __init__(self, settings: SpinSettings) -> None:
-        self._ids = {"default": 0} | {n: i for i, n in enumerate(settings.policies, start=1)}
+        self._ids = {_DEFAULT: 0} | {n: i for i, n in enumerate(settings.policies, start=1)}
         self._tenants: dict[str, int] = {}
+        self._canaries: dict[str, tuple[int, int]] = {}
         self._open = settings.allow_request_policy
 
-    def name_rows(self, rows: Mapping[str, int]) -> None:
-        """Say which row of the table each tenant has; the names of the launch come first."""
-        self._tenants = dict(rows)
+    def name_rows(self, rows: Mapping[str, int], canaries: Mapping[str, tuple[int, int]]) -> None:
+        """Say which row of the table each tenant has; the names of the launch come first.
 
-    def admit(self, extra_args: dict[str, Any] | None) -> dict[str, Any]:
+        Args:
+            canaries: by policy, the row that some of its requests have instead, and how many of a
+                hundred do.
+        """
+        self._tenants, self._canaries = dict(rows), dict(canaries)
+
+    def admit(self, extra_args: dict[str, Any] | None, request_id: str) -> dict[str, Any]:
         """Replace what the client sent under our names by the policy's id.
+
+        Args:
+            request_id: decides whether the request is one of a canary's.
 
         Raises:
             InputError: an argument that the client may not send, or no such policy.
@@ -47,7 +64,7 @@ class PolicyGate:
                 "absent, for this server does not let clients choose (--spin-allow-request-policy)",
                 repr(name),
             )
-        row = 0 if name is None else self._row(name)
+        row = self._row(_DEFAULT if name is None else name, request_id)
         if row is None:
             kinds = " or a tenant" if self._tenants else ""
             raise InputError(
@@ -56,9 +73,13 @@ class PolicyGate:
         extra[POLICY_ARGUMENT] = row
         return extra
 
-    def _row(self, name: object) -> int | None:
+    def _row(self, name: object, request_id: str) -> int | None:
         if not isinstance(name, str):
             return None
+        if name in self._canaries:
+            row, percent = self._canaries[name]
+            if _hundredth(name, request_id) < percent:
+                return row
         return self._ids.get(name, self._tenants.get(name))
 
     def guard(self, engine_client: Any) -> None:
@@ -71,7 +92,8 @@ class PolicyGate:
         def guarded(prompt: Any, sampling_params: Any, *arguments: Any, **keywords: Any) -> Any:
             # A copy: several prompts of one request may share their parameters.
             admitted = copy.copy(sampling_params)
-            admitted.extra_args = self.admit(sampling_params.extra_args)
+            request_id = keywords["request_id"] if "request_id" in keywords else arguments[0]
+            admitted.extra_args = self.admit(sampling_params.extra_args, request_id)
             return generate(prompt, admitted, *arguments, **keywords)
 
         engine_client.generate = guarded

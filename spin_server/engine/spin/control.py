@@ -116,7 +116,17 @@ class EngineControl:
         self._collector.take(next(report for report in reports if report["rank"] == 0))
         return {name: dict(counts) for name, counts in self._collector.tenants.items()}
 
-    def name_rows(self, rows: Mapping[str, int]) -> None:
-        """Say which row each tenant's requests run with."""
-        self._collector.name_rows(rows, self.first_row)
-        self._gate.name_rows(rows)
+    def name_rows(
+        self, rows: Mapping[str, int], canaries: Mapping[str, tuple[int, int]] | None = None
+    ) -> None:
+        """Say which row each tenant's requests run with.
+
+        Args:
+            rows: of the policy table, by tenant.
+            canaries: by policy, the row that some of its requests run with instead, and how many
+                of a hundred do. Their blocks are counted as the tenant `NAME/canary`.
+        """
+        canaries = canaries or {}
+        tried = {f"{name}/canary": row for name, (row, _) in canaries.items()}
+        self._collector.name_rows({**rows, **tried}, self.first_row)
+        self._gate.name_rows(rows, canaries)
