@@ -83,7 +83,7 @@ def test_policy_set_lets_some_requests_try_first(api: Api) -> None:
     out = api.run(
         "policy", "set", "acme", "target_sparsity=0.65", "probe_period=8", "--canary", "10"
     )
-    tried = "10% of the requests: probe_period=8, target_sparsity=0.65"
+    tried = "10% of the requests: target_sparsity=0.65, probe_period=8"
     assert lines(out)[1] == ["tried", "by", "nobody", "->", *tried.split()]
     assert f"tried by {tried}" in api.run("policy", "get", "acme")
     out = api.run("policy", "set", "acme", "--canary", "50")

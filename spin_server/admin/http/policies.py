@@ -5,7 +5,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import Field
 
-from spin_server.admin.documents import DEFAULT, Name, PolicyDocument, PolicyPatch, shown
+from spin_server.admin.documents import (
+    DEFAULT,
+    POLICY_FIELDS,
+    Name,
+    PolicyDocument,
+    PolicyPatch,
+    shown,
+)
 from spin_server.admin.http.context import (
     Caller_,
     IfMatch,
@@ -62,7 +69,8 @@ def show_policy(state: State, name: str) -> dict[str, Any]:
 def _show_canary(stored: PolicyDocument) -> dict[str, Any] | None:
     if (canary := stored.canary) is None:
         return None
-    fields = {field: shown(field, value) for field, value in canary.fields.items()}
+    given = canary.fields
+    fields = {field: shown(field, given[field]) for field in POLICY_FIELDS if field in given}
     return {"percent": canary.percent, "fields": fields}
 
 
