@@ -117,6 +117,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=519_168)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--sparsity", default="0.4")
+    parser.add_argument("--history", default="float32", help="how it is stored; or bfloat16")
     parser.add_argument("--alone", action="store_true", help="SPIN's kernels only, without vLLM")
     parser.add_argument("--commit", default=commit(), help="what is measured")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "kernels.jsonl")
@@ -125,7 +126,7 @@ def main() -> None:
     bandwidth = copy_bandwidth()
     spin = DeviceLayers(
         range(layers),
-        SpinOptions(),
+        SpinOptions(history=args.history),
         PolicyTable(1, Policy(sparsity=Ratio.parse("sparsity", args.sparsity)), "cuda"),
         num_states=batch,
         num_rows=batch,
@@ -178,16 +179,17 @@ def main() -> None:
         which = {"first_layer": index % layers, "num_layers": 1, "num_rows": batch}
         compact_table(pages, spin._plan, spin._tables, **which)
 
+    size = spin.histories.vertical.element_size()
     # As when every query has moved to another slot: one step in four.
     spin.histories.diagonal_at.fill_(-1)
     cases: list[tuple[str, int, Callable[[int], object]]] = [
-        ("window_max", batch * (4 * num_slots + 4 * blocks), window),
-        ("plan_blocks", batch * (12 * blocks + 4 * kept + 8 * PAGE), plan),
+        ("window_max", batch * (size * num_slots + 4 * blocks), window),
+        ("plan_blocks", batch * (12 * blocks + 4 * kept + 2 * size * PAGE), plan),
         ("compact_table", batch * 12 * kept, list_pages),
         ("slot_remap", batch * 512 * 12, lambda index: spin.remap(index % layers, top)),
         (
             "history_update",
-            batch * (20 * scored + 16 * kept),
+            batch * ((4 + 4 * size) * scored + 16 * kept),
             lambda index: spin.learn(index % layers, scores),
         ),
     ]
@@ -209,6 +211,7 @@ def main() -> None:
         "context": args.tokens,
         "layers": layers,
         "target_sparsity": float(args.sparsity),
+        "history": args.history,
         "copy_tb_per_s": bandwidth,
     }
     print(f"{batch} x {args.tokens:,} tokens, {layers} layers; a copy moves {bandwidth:.2f} TB/s")

@@ -127,7 +127,7 @@ def check(args: argparse.Namespace) -> None:
     """Five policies in one batch that is joined and left, beside dense scores."""
     from spin_server.engine.spin.settings import SpinSettings
 
-    given: dict[str, Any] = {"enabled": not args.off, "min_context": 0}
+    given: dict[str, Any] = {"enabled": not args.off, "min_context": 0, "history": args.history}
     if args.keep_all:
         given["default"] = {"sparsity": 0}
     elif not args.off:
@@ -256,7 +256,9 @@ def measure(args: argparse.Namespace) -> None:
     from spin_server.engine.spin.settings import SpinSettings
 
     with tempfile.TemporaryDirectory() as folder:
-        engine = make_engine(args, Path(folder), SpinSettings(), args.tokens + 4096)
+        engine = make_engine(
+            args, Path(folder), SpinSettings(history=args.history), args.tokens + 4096
+        )
         print("install", engine.collective_rpc("bench_install"))
         for index in range(args.batch):
             add(engine, f"r{index}", args.tokens - index % 4, 0, 4000)
@@ -295,7 +297,9 @@ def grid(args: argparse.Namespace) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         args.batch = max(GRID_BATCHES)
-        engine = make_engine(args, Path(folder), SpinSettings(min_context=0), 2**20)
+        engine = make_engine(
+            args, Path(folder), SpinSettings(min_context=0, history=args.history), 2**20
+        )
         print("install", engine.collective_rpc("bench_install"))
         engine.collective_rpc("bench_fill", args=(1,))
         engine.collective_rpc("bench_keep_pages")
@@ -359,6 +363,7 @@ def report(args: argparse.Namespace, timed: Timed, clock: str) -> None:
         "context": args.tokens,
         "graphs": args.graphs,
         "mtp": 0,
+        "history": args.history,
         "rounds": rounds,
         "clock": f"{clock}, host ahead" if clock == "device" else clock,
     }
@@ -419,6 +424,7 @@ def main() -> None:
     parser.add_argument(
         "--variants", nargs="*", default=[], help="more modes to time, such as spin+high"
     )
+    parser.add_argument("--history", default="float32", help="how it is stored; or bfloat16")
     parser.add_argument("--tp", type=int, default=1, help="GPUs of a check")
     parser.add_argument("--padded", action="store_true", help="capture the largest batch alone")
     parser.add_argument("--out")

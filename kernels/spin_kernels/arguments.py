@@ -16,8 +16,8 @@ class Histories:
     """What SPIN remembers; the history of row r in layer l is l * num_states + slots[r].
 
     Args:
-        vertical: (float32): [S, slots]; V, by position.
-        diagonal: (float32): [S, offsets]; D, by distance from the query.
+        vertical: (float): [S, slots]; V, by position.
+        diagonal: (float): [S, offsets]; D, by distance from the query.
         vertical_max: (float32): [S, W]; largest V of each block's visible slots.
         diagonal_max: (float32): [S, W]; largest D at the offsets of each block's visible slots,
             as seen by a query at slot `diagonal_at`.
@@ -45,6 +45,7 @@ class Histories:
         num_slots: int,
         block_size: int,
         device: torch.device | str,
+        dtype: torch.dtype = torch.float32,
     ) -> "Histories":
         """Make histories without an observation.
 
@@ -53,6 +54,7 @@ class Histories:
             num_slots: of the longest context.
             block_size: slots per block.
             device: where.
+            dtype: of V and D; of their maxima it is float32 always.
         """
         num_blocks, states = -(-num_slots // block_size), num_layers * num_states
 
@@ -60,9 +62,9 @@ class Histories:
             return torch.full(shape, fill, dtype=dtype, device=device)
 
         return cls(
-            vertical=make(states, num_blocks * block_size),
+            vertical=make(states, num_blocks * block_size, dtype=dtype),
             # One more: a query may lie one slot past the last visible one.
-            diagonal=make(states, num_slots + 1),
+            diagonal=make(states, num_slots + 1, dtype=dtype),
             vertical_max=make(states, num_blocks),
             diagonal_max=make(states, num_blocks),
             diagonal_at=make(states, fill=-1, dtype=torch.int64),

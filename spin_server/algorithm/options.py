@@ -9,6 +9,7 @@ Variant = Literal["A1", "A0", "A2"]
 Pooling = Literal["max", "top4", "mean"]
 MaskSharing = Literal["union", "row0"]
 UpdateRule = Literal["prefix", "row0"]
+HistoryType = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class SpinOptions:
         mask_sharing: under speculation, the union of all rows' blocks or row 0's alone.
         update_rule: under speculation, replay the accepted prefix or row 0 alone.
         seed: of the random exploration.
+        history: how V and D are stored; bfloat16 takes half the memory, and rounds every update.
 
     Raises:
         InputError: a value outside its domain.
@@ -36,6 +38,7 @@ class SpinOptions:
     mask_sharing: MaskSharing = "union"
     update_rule: UpdateRule = "prefix"
     seed: int = 0
+    history: HistoryType = "float32"
 
     def __post_init__(self) -> None:
         for name, domain in (
@@ -43,6 +46,7 @@ class SpinOptions:
             ("pooling", Pooling),
             ("mask_sharing", MaskSharing),
             ("update_rule", UpdateRule),
+            ("history", HistoryType),
         ):
             if getattr(self, name) not in get_args(domain):
                 raise InputError(name, f"one of {', '.join(get_args(domain))}", getattr(self, name))

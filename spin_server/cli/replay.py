@@ -8,7 +8,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
-from spin_server.algorithm.options import MaskSharing, Pooling, SpinOptions, UpdateRule, Variant
+from spin_server.algorithm.options import (
+    HistoryType,
+    MaskSharing,
+    Pooling,
+    SpinOptions,
+    UpdateRule,
+    Variant,
+)
 from spin_server.errors import InputError
 from spin_server.policy.policy import (
     DEFAULT_EMA_DECAY,
@@ -49,6 +56,7 @@ def add_parser(commands: Subparsers) -> None:
     add("--pooling", default="max", choices=get_args(Pooling), help="slots to block score")
     add("--variant", default="A1", choices=get_args(Variant), help="ablation (A1)")
     add("--ema-decay", default=str(DEFAULT_EMA_DECAY), metavar="A", help="weight of history (0.5)")
+    add("--history", default="float32", choices=get_args(HistoryType), help="how it is stored")
     add("--block-size", type=int, default=64, metavar="B", help="slots per block (64)")
     add("--top-k", type=int, default=512, metavar="K", help="the indexer's top-K (512)")
     add("--seed", type=int, default=0, metavar="S", help="of random exploration (0)")
@@ -135,6 +143,7 @@ def run(args: argparse.Namespace) -> int:
         mask_sharing=args.mask,
         update_rule=args.update,
         seed=args.seed,
+        history=args.history,
     )
     budgets = _read_budgets(args.budgets) if args.budgets else None
     trace = load_trace(args.trace)
@@ -149,6 +158,7 @@ def run(args: argparse.Namespace) -> int:
             "pooling": args.pooling,
             "variant": args.variant,
             "ema_decay": float(policy.ema_decay),
+            "history": args.history,
             "block_size": args.block_size,
             "top_k": args.top_k,
             "seed": args.seed,

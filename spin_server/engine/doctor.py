@@ -211,7 +211,10 @@ def _memory(
     model: str, geometry: IndexerGeometry, tokens: int, requests: int, *, on_cpu: bool
 ) -> str:
     num_layers = len(geometry.layers)
-    sizes = {"num_states": requests, "max_slots": tokens // geometry.compress_ratio}
+    sizes: dict[str, Any] = {
+        "num_states": requests,
+        "max_slots": tokens // geometry.compress_ratio,
+    }
     if on_cpu:
         from spin_server.engine.spin.layers import history_bytes
 

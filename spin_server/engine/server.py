@@ -225,11 +225,15 @@ def check_model(args: argparse.Namespace, settings: SpinSettings) -> int:
         "max_slots": config.model_config.max_model_len // geometry.compress_ratio,
     }
     if current_platform.is_cpu():
-        return history_bytes(len(geometry.layers), **sizes)
+        return history_bytes(len(geometry.layers), history=settings.history, **sizes)
     from spin_server.engine.spin.device import device_bytes
 
     spin_bytes = device_bytes(
-        len(geometry.layers), num_rows=requests, num_policies=settings.capacity, **sizes
+        len(geometry.layers),
+        num_rows=requests,
+        num_policies=settings.capacity,
+        history=settings.history,
+        **sizes,
     )
     if settings.enabled:
         ranks = config.parallel_config.tensor_parallel_size

@@ -79,6 +79,7 @@ def replay(
         num_positions=width * (1 if options.variant == "A2" else options.block_size),
         num_offsets=num_offsets,
         num_blocks=width,
+        history=options.history,
     )
     rows_of = PolicyRows.of([policy] * num_layers)
     every_layer = torch.arange(num_layers)

@@ -24,6 +24,7 @@ def test_given_values_are_kept_exactly() -> None:
             *("--spin-sparsity", "0.123456789", "--spin-exploration=0.2"),
             *("--spin-exploration-policy", "block_age", "--spin-ema-decay", "0.9"),
             *("--spin-probe-period", "8", "--spin-seed", "7", "--spin-min-context", "9000"),
+            *("--spin-history", "bfloat16"),
             *("--spin-record", "traces", "--spin-record-layers", "1,3", "--spin-record-steps", "9"),
         ]
     )
@@ -31,7 +32,7 @@ def test_given_values_are_kept_exactly() -> None:
     assert rest == []
     assert policy.sparsity.billionths == 123_456_789
     assert (policy.exploration_policy, policy.probe_period) == ("block_age", 8)
-    assert (settings.seed, settings.min_context) == (7, 9000)
+    assert (settings.seed, settings.min_context, settings.history) == (7, 9000, "bfloat16")
     assert settings.record is not None
     assert (settings.record.folder, settings.record.layers) == ("traces", [1, 3])
     assert settings.record.steps == 9
@@ -55,6 +56,7 @@ def test_policy_file_gives_named_policies_in_order(tmp_path: Path) -> None:
         (["--spin-probe-period", "-1"], "SPIN default.probe_period"),
         (["--spin-capacity", "0"], "SPIN capacity"),
         (["--spin-min-context", "-1"], "SPIN min_context"),
+        (["--spin-history", "float16"], "SPIN history"),
         (["--spin-capacity", "many"], "SPIN's arguments"),
         (["--spin-sparsty", "0.3"], "got --spin-sparsty"),
         (["--spin-record-steps", "3"], "--spin-record: expected a folder"),

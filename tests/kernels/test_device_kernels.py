@@ -121,9 +121,14 @@ def plan_with(
     )
 
 
-def empty() -> tuple[Histories, StepPlan]:
+def empty(dtype: torch.dtype = torch.float32) -> tuple[Histories, StepPlan]:
     histories = Histories.zeros(
-        len(LAYERS), num_states=STATES, num_slots=MAX_SLOTS, block_size=BLOCK, device=DEVICE
+        len(LAYERS),
+        num_states=STATES,
+        num_slots=MAX_SLOTS,
+        block_size=BLOCK,
+        device=DEVICE,
+        dtype=dtype,
     )
     plan = StepPlan.empty(
         len(LAYERS),
@@ -135,10 +140,10 @@ def empty() -> tuple[Histories, StepPlan]:
     return histories, plan
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_kernels_equal_their_references_step_by_step(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "dtype"), [(0, torch.float32), (1, torch.bfloat16)])
+def test_kernels_equal_their_references_step_by_step(seed: int, dtype: torch.dtype) -> None:
     requests = Requests(seed)
-    expected, found = empty(), empty()
+    expected, found = empty(dtype), empty(dtype)
     for step in range(10):
         rows, resets = requests.step()
         num_rows = len(rows.slots)

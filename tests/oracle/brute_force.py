@@ -24,6 +24,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "variant": ("A0", "A1", "A2"),
     "mask": ("union", "row0"),
     "update": ("prefix", "row0"),
+    "history": ("float32", "bfloat16"),
 }
 
 
@@ -87,6 +88,7 @@ class Options:
     update: str
     request_key: int
     layer: int
+    history: str = "float32"
 
 
 @dataclass
@@ -151,11 +153,23 @@ def pool(values: Sequence[np.float32], pooling: str) -> np.float32 | float:
     return total / len(chosen)
 
 
-def decay_towards(old: np.float32, observed: np.float32, decay: float) -> np.float32:
+def decay_towards(
+    old: np.float32, observed: np.float32, decay: float, history: str = "float32"
+) -> np.float32:
     """One EMA update; both products and the sum are rounded to float32."""
     kept = np.float32(decay) * old
     added = np.float32(1 - decay) * observed
-    return np.float32(kept + added)
+    new = np.float32(kept + added)
+    return new if history == "float32" else to_bfloat16(new)
+
+
+def to_bfloat16(value: np.float32) -> np.float32:
+    """Round to the upper half of float32's bits, to the even one of two that are as near."""
+    bits = int(value.view(np.uint32))
+    upper, lower = bits >> 16, bits & 0xFFFF
+    if lower > 0x8000 or (lower == 0x8000 and upper % 2):
+        upper += 1
+    return np.uint32(upper << 16).view(np.float32)
 
 
 def observe(state: State, row: Row, blocks: Sequence[int], options: Options) -> None:
@@ -176,7 +190,9 @@ def observe(state: State, row: Row, blocks: Sequence[int], options: Options) -> 
             observations = [(slot, q - slot, z) for slot, z in seen.items()]
         for position, offset, z in observations:
             for average, index in ((state.vertical, position), (state.diagonal, offset)):
-                average[index] = decay_towards(average.get(index, ZERO), z, options.ema_decay)
+                average[index] = decay_towards(
+                    average.get(index, ZERO), z, options.ema_decay, options.history
+                )
 
 
 def predicted_slot_score(state: State, slot: int, query_position: int) -> np.float32:
@@ -327,6 +343,7 @@ def replay(
     seed: int = 0,
     mask: str = "union",
     update: str = "prefix",
+    history: str = "float32",
     budgets: Sequence[int] | None = None,
     probe_period: int | None = None,
 ) -> dict[str, Any]:
@@ -353,6 +370,7 @@ def replay(
         "variant": variant,
         "mask": mask,
         "update": update,
+        "history": history,
     }
     for name, value in chosen.items():
         if value not in CHOICES[name]:

@@ -38,6 +38,7 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "block_size": st.sampled_from([1, 2, 4, 8]),
     "top_k": st.sampled_from([1, 8, 20]),
     "seed": st.sampled_from([0, 1, 2**63]),
+    "history": st.sampled_from(["float32", "bfloat16"]),
     "mask": st.sampled_from(["union", "row0"]),
     "update": st.sampled_from(["prefix", "row0"]),
     "probe_period": st.sampled_from([None, 1, 3]),
@@ -60,6 +61,7 @@ def product(path: Path, **o: Any) -> dict[str, Any]:
         mask_sharing=o["mask"],
         update_rule=o["update"],
         seed=o["seed"],
+        history=o["history"],
     )
     records = replay(load_trace(path), options, policy, o.get("budgets"))
     return build_report(records, policy, {}, None)
@@ -136,6 +138,7 @@ def test_real_sizes_equal_brute_force(compare: Callable[..., None]) -> None:
         block_size=64,
         top_k=512,
         seed=0,
+        history="float32",
         mask="union",
         update="prefix",
         probe_period=None,

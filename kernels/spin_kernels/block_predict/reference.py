@@ -17,8 +17,8 @@ def slot_predict(
     """Predict the indexer's score of slots 0..num_slots-1: max(V[i], D[q - i]).
 
     Args:
-        vertical: (float32): [states, slots]; V, zero where nothing was observed.
-        diagonal: (float32): [states, offsets]; D by distance from the query. An offset outside
+        vertical: (float): [states, slots]; V, zero where nothing was observed.
+        diagonal: (float): [states, offsets]; D by distance from the query. An offset outside
             0..offsets-1 was never stored and reads as zero.
         state_rows: (int64): [rows]; the state that each row reads.
         query_positions: (int64): [rows], in slots.
@@ -29,8 +29,8 @@ def slot_predict(
 
     Source: SPIN, equation for the predicted slot score (arXiv 2610.09025).
     """
-    v = vertical.new_zeros(len(state_rows), num_slots)
-    d = diagonal.new_zeros(len(state_rows), num_slots)
+    v = vertical.new_zeros(len(state_rows), num_slots, dtype=torch.float32)
+    d = diagonal.new_zeros(len(state_rows), num_slots, dtype=torch.float32)
     stored = min(num_slots, vertical.shape[1])
     for row, (state, q) in enumerate(
         zip(state_rows.tolist(), query_positions.tolist(), strict=True)

@@ -19,12 +19,13 @@ def ema_update(
 ) -> Tensor:
     """Update V[i] and D[q - i] in place for every slot that was scored.
 
-    V[i] becomes decay * V[i] + gain * z[i], each operation rounded to float32, and D likewise.
+    V[i] becomes decay * V[i] + gain * z[i], each operation rounded to float32 and the result to
+    V's own type, and D likewise.
     A score that is NaN or infinite is not an observation. Skipped blocks keep their history.
 
     Args:
-        vertical: (float32): [states, slots]; changed in place.
-        diagonal: (float32): [states, offsets]; changed in place. An observation at an offset
+        vertical: (float): [states, slots]; changed in place.
+        diagonal: (float): [states, offsets]; changed in place. An observation at an offset
             outside 0..offsets-1 has no place there and reaches V only.
         state_rows: (int64): [rows]; distinct, since rows are updated at once.
         query_positions: (int64): [rows], in slots.
@@ -75,4 +76,5 @@ def ema_update(
 
 def _fold(history: Tensor, z: Tensor, decay: Tensor, gain: Tensor) -> None:
     """Update a run of history in place where there is an observation."""
-    history.copy_(torch.where(z.isnan(), history, decay * history + gain * z))
+    before = history.float()
+    history.copy_(torch.where(z.isnan(), before, decay * before + gain * z))

@@ -63,5 +63,5 @@ def history_update(
         v = histories.vertical[state, slots.where(visible, 0)]
         d = histories.diagonal[state, offsets.where(stored, 0)].where(stored, 0.0)
         for name, values in (("vertical_max", v), ("diagonal_max", d)):
-            largest = values.masked_fill(~visible, -torch.inf).amax(1)
+            largest = values.float().masked_fill(~visible, -torch.inf).amax(1)
             getattr(histories, name)[state, blocks.long()] = largest

@@ -11,6 +11,19 @@ _BLOCKS = 8
 _PROGRAMS = 132 * 16
 
 
+@triton.jit
+def _rounded(values, dtype: tl.constexpr):
+    """Round float32 to what a type can hold, to the even one of two that are as near.
+
+    Triton's interpreter would cut off instead, where it stores bfloat16.
+    """
+    if dtype == tl.bfloat16:
+        bits = values.to(tl.uint32, bitcast=True)
+        bits += 0x7FFF + ((bits >> 16) & 1)
+        values = (bits & 0xFFFF0000).to(tl.float32, bitcast=True)
+    return values
+
+
 # One binary for all layers: a graph is captured layer by layer, and must not compile.
 @triton.jit(do_not_specialize=["first_state"])
 def _update_kernel(
@@ -65,15 +78,16 @@ def _update_kernel(
             observed = visible & (tl.abs(z) < float("inf"))  # NaN compares false
 
             at = vertical_ptr + state * max_slots + slot
-            v = tl.load(at, mask=visible, other=0.0)
-            v = tl.where(observed, decay * v + gain * z, v)
+            v = tl.load(at, mask=visible, other=0.0).to(tl.float32)
+            v = tl.where(observed, _rounded(decay * v + gain * z, vertical_ptr.dtype.element_ty), v)
             tl.store(at, v, mask=observed)
 
             offset = query - slot
             stored = visible & (offset >= 0) & (offset < num_offsets)
             at = diagonal_ptr + state * num_offsets + offset
-            d = tl.load(at, mask=stored, other=0.0)
-            d = tl.where(observed & stored, decay * d + gain * z, d)
+            d = tl.load(at, mask=stored, other=0.0).to(tl.float32)
+            new = _rounded(decay * d + gain * z, diagonal_ptr.dtype.element_ty)
+            d = tl.where(observed & stored, new, d)
             tl.store(at, d, mask=observed & stored)
 
             cached = state * max_blocks + block

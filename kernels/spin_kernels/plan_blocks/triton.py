@@ -133,7 +133,8 @@ def _plan_kernel(
                 mask=(last < num_slots) & (offsets >= 0) & (offsets < num_offsets),
                 other=0.0,
             )
-            top = tl.max(tl.where(last < num_slots, tl.maximum(v, d), -float("inf")))
+            latest = tl.maximum(v.to(tl.float32), d.to(tl.float32))
+            top = tl.max(tl.where(last < num_slots, latest, -float("inf")))
             scores = tl.where(place == newest, top, scores)
 
             forced = visible & ((place == 0) | (place == newest))

@@ -45,7 +45,7 @@ def _window_kernel(
                 offset = query - seen
                 stored = visible & (offset >= 0) & (offset < num_offsets)
                 d = tl.load(diagonal_ptr + state * num_offsets + offset, mask=stored, other=0.0)
-                largest = tl.max(tl.where(visible, d, lowest), 1)
+                largest = tl.max(tl.where(visible, d.to(tl.float32), lowest), 1)
                 tl.store(
                     diagonal_max_ptr + state * max_blocks + block, largest, mask=block < num_blocks
                 )

@@ -17,7 +17,7 @@ from spin_kernels.history_update.triton import history_update
 from spin_kernels.plan_blocks.triton import plan_blocks
 from spin_kernels.slot_remap.triton import slot_remap
 from spin_kernels.window_max.triton import window_max
-from spin_server.algorithm.options import SpinOptions
+from spin_server.algorithm.options import HistoryType, SpinOptions
 from spin_server.engine.spin.layers import FALLBACKS, count_fallbacks
 from spin_server.engine.spin.policy_table import PolicyTable
 from spin_server.engine.spin.requests import NO_SLOT, StepRows
@@ -27,12 +27,18 @@ _TABLE_ALIGNMENT = 4  # pages
 
 
 def device_bytes(
-    num_layers: int, *, num_states: int, num_rows: int, max_slots: int, num_policies: int
+    num_layers: int,
+    *,
+    num_states: int,
+    num_rows: int,
+    max_slots: int,
+    num_policies: int,
+    history: HistoryType = "float32",
 ) -> int:
     """Say what a GPU worker takes for SPIN, without making it; see `DeviceLayers`."""
     layers = DeviceLayers(
         range(num_layers),
-        SpinOptions(),
+        SpinOptions(history=history),
         PolicyTable(num_policies, Policy(), "meta"),
         num_states=num_states,
         num_rows=num_rows,
@@ -86,6 +92,7 @@ class DeviceLayers:
             num_slots=max_slots,
             block_size=options.block_size,
             device=device,
+            dtype=getattr(torch, options.history),
         )
         num_blocks = self.histories.vertical_max.shape[1]
         self._plan = StepPlan.empty(

@@ -39,7 +39,12 @@ class SpinIndexer(SparseAttnIndexer):  # type: ignore[misc]
             worker.layers = self.make_layers(
                 settings,
                 geometry.layers,
-                SpinOptions(block_size=PAGE_SLOTS, top_k=self.topk_tokens, seed=settings.seed),
+                SpinOptions(
+                    block_size=PAGE_SLOTS,
+                    top_k=self.topk_tokens,
+                    seed=settings.seed,
+                    history=settings.history,
+                ),
                 num_requests,
                 {
                     "num_states": num_places(settings, num_requests),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spin_kernels.block_budget import ceil_div
 from spin_kernels.block_select import EXPLOIT, EXPLORE, FORCED, SKIPPED
-from spin_server.algorithm.options import SpinOptions
+from spin_server.algorithm.options import HistoryType, SpinOptions
 from spin_server.algorithm.policy_rows import PolicyRows
 from spin_server.algorithm.state import SpinState
 from spin_server.algorithm.step import StepInputs, StepPlan, commit_step, plan_step
@@ -86,7 +86,13 @@ def count_fallbacks(rows: StepRows, *, dense_slots: int, compress_ratio: int) ->
 
 
 def make_histories(
-    num_layers: int, *, num_states: int, max_slots: int, block_size: int, device: str = "cpu"
+    num_layers: int,
+    *,
+    num_states: int,
+    max_slots: int,
+    block_size: int,
+    history: HistoryType = "float32",
+    device: str = "cpu",
 ) -> SpinState:
     """Make a worker's histories; a request's lie num_states apart, one for each layer.
 
@@ -95,7 +101,7 @@ def make_histories(
         num_states: requests that may hold a history at once.
         max_slots: slots of the longest context.
         block_size: slots per block.
-        device: see `SpinState.zeros`.
+        history, device: see `SpinState.zeros`.
     """
     num_blocks = -(-max_slots // block_size)
     return SpinState.zeros(
@@ -104,17 +110,21 @@ def make_histories(
         # One more for D: a query may lie one slot past the last visible one.
         num_offsets=max_slots + 1,
         num_blocks=num_blocks,
+        history=history,
         device=device,
     )
 
 
-def history_bytes(num_layers: int, *, num_states: int, max_slots: int) -> int:
+def history_bytes(
+    num_layers: int, *, num_states: int, max_slots: int, history: HistoryType = "float32"
+) -> int:
     """Say what a worker's histories take, without making them; see `make_histories`."""
     return make_histories(
         num_layers,
         num_states=num_states,
         max_slots=max_slots,
         block_size=SpinOptions().block_size,
+        history=history,
         device="meta",
     ).num_bytes
 
@@ -152,6 +162,7 @@ class SpinLayers:
             num_states=num_states,
             max_slots=max_slots,
             block_size=options.block_size,
+            history=options.history,
         )
         self._first_states = torch.arange(len(layers)) * num_states
         self._layers = torch.tensor(self.numbers)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr
 
+from spin_server.algorithm.options import HistoryType
 from spin_server.policy.policy import (
     DEFAULT_EMA_DECAY,
     DEFAULT_EXPLORATION,
@@ -107,6 +108,7 @@ class SpinSettings(BaseModel):
         ge=0,
         description="contexts of no more tokens are scored densely; none: by the device",
     )
+    history: HistoryType = Field(default="float32", description="how histories are stored")
     seed: int = Field(default=0, description="of random exploration")
     record: RecordSettings | None = Field(default=None, description="traces to write")
     allow_request_policy: bool = Field(

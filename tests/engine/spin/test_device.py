@@ -2,9 +2,10 @@
 
 import random
 
+import pytest
 import torch
 
-from spin_server.algorithm.options import SpinOptions
+from spin_server.algorithm.options import HistoryType, SpinOptions
 from spin_server.engine.spin.device import DeviceLayers, device_bytes
 from spin_server.engine.spin.layers import SpinLayers
 from spin_server.engine.spin.policy_table import PolicyTable
@@ -72,9 +73,12 @@ def device_step(
     return chosen
 
 
-def test_device_layers_equal_the_cpus_through_joins_preemptions_and_leaves() -> None:
+@pytest.mark.parametrize("history", ["float32", "bfloat16"])
+def test_device_layers_equal_the_cpus_through_joins_preemptions_and_leaves(
+    history: HistoryType,
+) -> None:
     rng, generator = random.Random(0), torch.Generator().manual_seed(0)
-    options = SpinOptions(block_size=BLOCK, top_k=TOP_K, seed=9)
+    options = SpinOptions(block_size=BLOCK, top_k=TOP_K, seed=9, history=history)
     sizes = {"num_states": STATES, "max_slots": SLOTS, "compress_ratio": 4, "dense_slots": DENSE}
     host = SpinLayers(LAYERS, options, table("cpu"), **sizes)
     device = DeviceLayers(LAYERS, options, table(DEVICE), num_rows=STATES, device=DEVICE, **sizes)
@@ -115,8 +119,11 @@ def test_device_layers_equal_the_cpus_through_joins_preemptions_and_leaves() -> 
     assert torch.equal(device.histories.diagonal[:, : SLOTS + 1].cpu(), host.state.diagonal)
 
 
-def test_size_is_known_before_anything_is_made_and_grows_with_the_places() -> None:
-    options = SpinOptions()
+@pytest.mark.parametrize(("history", "size"), [("float32", 4), ("bfloat16", 2)])
+def test_size_is_known_before_anything_is_made_and_grows_with_the_places(
+    history: HistoryType, size: int
+) -> None:
+    options = SpinOptions(history=history)
     layers = DeviceLayers(
         LAYERS,
         options,
@@ -129,11 +136,11 @@ def test_size_is_known_before_anything_is_made_and_grows_with_the_places() -> No
         device=DEVICE,
     )
     sizes = {"num_rows": 5, "max_slots": 1000, "num_policies": table(DEVICE).capacity}
-    taken = [device_bytes(len(LAYERS), num_states=n, **sizes) for n in (3, 4, 5)]
+    taken = [device_bytes(len(LAYERS), num_states=n, history=history, **sizes) for n in (3, 4, 5)]
     assert layers.num_bytes == taken[0]
     # V by 16 blocks of 64 slots, D by one offset more, 12 bytes a block, where D's maxima were
     # taken, and the steps.
-    state = 4 * (1024 + 1025) + 12 * 16 + 8 + 4
+    state = size * (1024 + 1025) + 12 * 16 + 8 + 4
     assert taken[1] - taken[0] == taken[2] - taken[1] == len(LAYERS) * state
 
 

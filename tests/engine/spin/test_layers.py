@@ -1,8 +1,9 @@
 """A step of all layers: who takes part, and whose history it is."""
 
+import pytest
 import torch
 
-from spin_server.algorithm.options import SpinOptions
+from spin_server.algorithm.options import HistoryType, SpinOptions
 from spin_server.engine.spin.layers import OUTCOMES, SpinLayers, history_bytes
 from spin_server.engine.spin.policy_table import PolicyTable
 from spin_server.engine.spin.requests import RequestTracker
@@ -108,8 +109,9 @@ def test_every_request_follows_its_own_signature_through_joins_and_leaves() -> N
             del live[request]
 
 
-def test_histories_take_what_was_announced() -> None:
-    options = SpinOptions()
+@pytest.mark.parametrize(("history", "size"), [("float32", 4), ("bfloat16", 2)])
+def test_histories_take_what_was_announced(history: HistoryType, size: int) -> None:
+    options = SpinOptions(history=history)
     spin = SpinLayers(
         LAYERS,
         options,
@@ -119,9 +121,10 @@ def test_histories_take_what_was_announced() -> None:
         compress_ratio=4,
         dense_slots=options.top_k,
     )
-    assert spin.num_bytes == history_bytes(len(LAYERS), num_states=3, max_slots=1000)
+    announced = history_bytes(len(LAYERS), num_states=3, max_slots=1000, history=history)
+    assert spin.num_bytes == announced
     # Each: 16 blocks of 64 slots for V, 1,001 offsets for D, 8 bytes a block and for the step.
-    assert spin.num_bytes == len(LAYERS) * 3 * (4 * (1024 + 1001) + 8 * (16 + 1))
+    assert spin.num_bytes == len(LAYERS) * 3 * (size * (1024 + 1001) + 8 * (16 + 1))
 
 
 def test_rows_without_a_history_are_scored_densely_and_teach_nothing() -> None:
