@@ -23,6 +23,7 @@ from spin_server.admin.store.interface import (
     StaleError,
     Store,
     StoreError,
+    UnknownOutcomeError,
 )
 from spin_server.policy.policy import Policy
 
@@ -62,10 +63,12 @@ class Outcome:
     changes: tuple[Change, ...]
 
 
-def _tell(revision: int, entry: Entry, changes: Sequence[Change]) -> None:
+def _tell(revision: int, entry: Entry, changes: Sequence[Change], doubt: str = "") -> None:
     """Log a commit, without what is in it: a store's own log may be bounded."""
     changed = ["/".join(change.ref) for change in changes]
     told = {"revision": revision, **asdict(entry), "changed": changed}
+    if doubt:
+        told["doubt"] = doubt
     logger.info("admin audit: %s", json.dumps(told, ensure_ascii=False))
 
 
@@ -142,6 +145,9 @@ class Administration:
                     self.store.commit(state.revision, changes, entry)
                 except StaleError:
                     continue
+                except UnknownOutcomeError as error:
+                    _tell(after.revision, entry, changes, doubt=str(error))
+                    raise UnavailableError(str(error)) from error
                 except StoreError as error:
                     raise UnavailableError(f"nothing was written: {error}") from error
                 self._state = after
@@ -208,7 +214,9 @@ class Administration:
         Raises:
             StoreError: the key cannot be put there.
         """
-        if self._somebody_can_make_keys(self.refresh()):
+        state = self.refresh()
+        place.settle(lambda key_id: state.key(key_id) is not None)
+        if self._somebody_can_make_keys(state):
             return False
         key, now = NewKey.draw(), self.clock()
         document = key.document(

@@ -39,6 +39,10 @@ class RowAllotment:
         self._free = deque(rows)
         self._rows: dict[str, int] = {}
 
+    def has(self, tenant: str) -> bool:
+        """Say whether a tenant has a row."""
+        return tenant in self._rows
+
     def allot(self, tenants: list[str]) -> dict[str, int]:
         """Give every tenant a row; tenants that are gone lose theirs. None left: no row."""
         for gone in self._rows.keys() - set(tenants):
@@ -75,6 +79,9 @@ class Applier:
         self._wake = asyncio.Event()
         self._moved = asyncio.Condition()
         self._sent: dict[int, Policy] = {}  # rows that the engine is known to hold
+        self._named: dict[str, int] = {}  # rows by tenant, as the engine was told
+        self._tried: dict[str, CanaryRow] = {}
+        self._ended: dict[int, str] = {}  # rows of canaries that are over, and whose they were
         self.reports: list[RankReport] = []  # of the last write
         self.applied: int | None = None  # revision that the whole engine holds
         self.trouble: str | None = None  # why the engine is behind
@@ -143,27 +150,63 @@ class Applier:
         if state.revision == self.applied and self.trouble is None:
             self._behind_since = None
             return
-        tenants = [name for name in state.tenants if name not in self._link.reserved]
-        room = max(0, self._link.capacity - self._link.first_row - len(tenants))
-        tried = list(state.canaries)[:room]  # no tenant goes without for a canary
-        found = self._allotment.allot(tenants + [name + _CANARY for name in tried])
-        names = {name: found[name] for name in tenants if name in found}
-        canaries = {n: CanaryRow(found[n + _CANARY], state.canaries[n]) for n in tried}
-        self.unserved = sorted(set(state.tenants) - names.keys())
-        self.untried = sorted(state.canaries.keys() - canaries.keys())
+        names, canaries = self._allot(state)
         rows = self._rows(state, names, canaries)
         lacking = {row: policy for row, policy in rows.items() if self._sent.get(row) != policy}
+        self._take_rows_away(names, canaries)
         reports = await self._link.apply(state.revision, lacking)
         # Requests may be sent to a row only once it holds the tenant's policy.
         self._link.name_rows(names, canaries)
+        self._named, self._tried = names, canaries
         async with self._moved:
             self._sent, self.reports, self.applied = rows, reports, state.revision
             self.trouble = self._behind_since = None
             self._moved.notify_all()
 
-    @staticmethod
+    def _allot(self, state: State) -> tuple[dict[str, int], dict[str, CanaryRow]]:
+        """Find a row for every tenant, and for as many canaries as there is room for."""
+        reserved = self._link.reserved
+        tenants = [name for name in state.tenants if name not in reserved]
+        room = max(0, self._link.capacity - self._link.first_row - len(tenants))
+        # No tenant goes without for a canary, and no canary for a newer one.
+        wanted = [name for name in state.canaries if name not in reserved]
+        wanted.sort(key=lambda name: not self._allotment.has(name + _CANARY))
+        found = self._allotment.allot(tenants + [name + _CANARY for name in wanted[:room]])
+        names = {name: found[name] for name in tenants if name in found}
+        canaries = {
+            name: CanaryRow(found[name + _CANARY], percent)
+            for name, percent in state.canaries.items()
+            if name + _CANARY in found
+        }
+        rowless = (
+            sorted(set(state.tenants) - names.keys()),
+            sorted(state.canaries.keys() - canaries.keys()),
+        )
+        if rowless != (self.unserved, self.untried):
+            self.unserved, self.untried = rowless
+            if (trouble := self.unserved_trouble()) is not None:
+                logger.warning("admin: %s", trouble)
+        for name, canary in self._tried.items():
+            if canaries.get(name, canary).row != canary.row or name not in canaries:
+                self._ended[canary.row] = name
+        for row in (*names.values(), *(canary.row for canary in canaries.values())):
+            self._ended.pop(row, None)
+        return names, canaries
+
+    def _take_rows_away(self, names: dict[str, int], canaries: dict[str, CanaryRow]) -> None:
+        """Let no new request have a row that is somebody else's from the next write on."""
+        kept = {name: row for name, row in self._named.items() if names.get(name) == row}
+        tried = {
+            name: canary
+            for name, canary in self._tried.items()
+            if name in canaries and canaries[name].row == canary.row
+        }
+        if (kept, tried) != (self._named, self._tried):
+            self._link.name_rows(kept, tried)
+            self._named, self._tried = kept, tried
+
     def _rows(
-        state: State, names: dict[str, int], canaries: dict[str, CanaryRow]
+        self, state: State, names: dict[str, int], canaries: dict[str, CanaryRow]
     ) -> dict[int, Policy]:
         rows = {0: state.effective(DEFAULT).policy}
         plain = state.tenants_without_policy
@@ -171,6 +214,9 @@ class Applier:
             rows[row] = rows[0] if name in plain else state.effective(name).policy
         for name, canary in canaries.items():
             rows[canary.row] = state.effective(name, canary=True).policy
+        # Requests that began as a canary's go on with what everybody has.
+        for row, name in self._ended.items():
+            rows[row] = state.effective(name).policy
         return rows
 
     async def reach(self, revision: int, timeout_seconds: float) -> bool:
@@ -189,19 +235,28 @@ class Applier:
             return False
         return True
 
-    def unserved_trouble(self) -> str | None:
-        """Say which tenants' requests this server refuses, or whose canary it leaves out."""
-        if not self.unserved:
-            if not self.untried:
-                return None
-            return (
-                f"no row for {len(self.untried)} canaries, such as {self.untried[0]}'s: nobody "
-                "tries them here (--spin-capacity)"
-            )
-        return (
-            f"no row for {len(self.unserved)} tenants, such as {self.unserved[0]}: their requests "
-            "are refused here (--spin-capacity, or a policy of --spin-policies with the same name)"
+    def unserved_trouble(self, names: set[str] | None = None) -> str | None:
+        """Say which tenants' requests this server refuses, or whose canary it leaves out.
+
+        Args:
+            names: of the policies to say it of; None: of all.
+        """
+        unserved, untried = (
+            [name for name in found if names is None or name in names]
+            for found in (self.unserved, self.untried)
         )
+        if unserved:
+            return (
+                f"no row for {len(unserved)} tenants, such as {unserved[0]}: their requests "
+                "are refused here (--spin-capacity, or a policy of --spin-policies with the same "
+                "name)"
+            )
+        if untried:
+            return (
+                f"no row for {len(untried)} canaries, such as {untried[0]}'s: nobody tries them "
+                "here (--spin-capacity, or a policy of --spin-policies with the same name)"
+            )
+        return None
 
     def behind_seconds(self) -> float:
         """For how long the engine has lacked the store's revision; 0 if it holds it."""

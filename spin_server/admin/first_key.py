@@ -1,6 +1,7 @@
 """Where a store's first key is put, for its owner's eyes alone."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +27,14 @@ class FirstKeyPlace(Protocol):
 
     def show(self, key: NewKey) -> None:
         """Put it where its owner finds it."""
+        ...
+
+    def settle(self, is_stored: Callable[[str], bool]) -> None:
+        """Show, or forget, what a start that was cut short has kept aside.
+
+        Args:
+            is_stored: whether a key of this id is in the store.
+        """
         ...
 
     def withdraw(self, key: NewKey) -> None:
@@ -64,6 +73,14 @@ class KeyFile:
     def show(self, key: NewKey) -> None:
         """See `FirstKeyPlace`."""
         self._aside(key).replace(self._path)
+
+    def settle(self, is_stored: Callable[[str], bool]) -> None:
+        """See `FirstKeyPlace`."""
+        for aside in self._path.parent.glob(f"{self._path.name}.key-*"):
+            if is_stored(aside.name.removeprefix(f"{self._path.name}.")):
+                aside.replace(self._path)
+            else:
+                aside.unlink()
 
     def withdraw(self, key: NewKey) -> None:
         """See `FirstKeyPlace`."""

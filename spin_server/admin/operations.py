@@ -95,7 +95,8 @@ def patch_policy(
         changes: values as they are stored; None takes a field back.
         ttl_seconds: after how long the fields go back to what they are now; None: never.
         canary_percent: of the requests that try the fields; 0 ends the canary, 100 gives its fields
-            to all requests; None: all get the fields, and a canary stays as it is.
+            to all requests; None: all get the fields, and a canary stays as it is. Beside it, None
+            takes a field out of the canary.
     """
     if canary_percent is not None and ttl_seconds is not None:
         raise InvalidError("policy: expected ttl_seconds or canary_percent, got both")
@@ -107,7 +108,11 @@ def patch_policy(
         stored = state.stored_policy(name)
         if canary_percent is not None and canary_percent < 100:
             return _edit_policy(state, name, _with_canary(stored, changes, canary_percent))
-        made = {**stored.canary.fields, **changes} if stored.canary and canary_percent else changes
+        made = changes
+        if canary_percent is not None:
+            if stored.canary is None:
+                raise ConflictError(f"policy {name!r}: no canary to give to all requests")
+            made = _merged(stored.canary.fields, changes)
         return _edit_policy(state, name, _with_fields(stored, made, canary_percent is not None))
 
     def _with_fields(stored: PolicyDocument, changes: Fields, promoted: bool) -> PolicyDocument:

@@ -38,7 +38,8 @@ SPIN's own arguments:
   --spin-off                  the unmodified indexer
 
 The admin API's (docs/admin.md):
-  --admin-store FILE          keep policies, tenants and keys here; without, there is no admin API
+  --admin-store FILE          keep policies, tenants and keys here, or in kubernetes://NAMESPACE/NAME;
+                              without, there is no admin API
   --admin-port P              where it listens (8081)
   --admin-host H              and on which address (127.0.0.1)
 """

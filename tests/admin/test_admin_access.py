@@ -13,6 +13,7 @@ from spin_server.admin.access import Principal, authenticate
 from spin_server.admin.administration import Administration
 from spin_server.admin.documents import Scope
 from spin_server.admin.errors import ForbiddenError, UnauthorizedError
+from spin_server.admin.first_key import KeyFile
 from spin_server.admin.operations import NewKey, hash_key, revoke_key, rotate_key
 
 SCOPES = st.frozensets(st.sampled_from(EVERY_SCOPE))
@@ -171,7 +172,7 @@ def test_secrets_are_nowhere_in_the_store(
         keys.append(NewKey.draw())
         do(admin, rotate_key(keys[n].key_id, keys[-1], 60, "*", now=admin.clock()))
     do(admin, revoke_key(keys[0].key_id, "*"))
-    assert not admin.bootstrap(tmp_path / "key")
+    assert not admin.bootstrap(KeyFile(tmp_path / "key"))
     kept = b""
     for _ in range(2):  # with the write-ahead log, and once it is worked in
         kept += b"".join(file.read_bytes() for file in sorted(path.parent.glob("admin.db*")))

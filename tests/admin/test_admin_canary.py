@@ -8,7 +8,7 @@ from admin_app import AdminApp, Client, RememberingEngine, audit, eventually, ma
 from admin_support import Clock, add_tenant, documents, effective, patch, revert
 
 from spin_server.admin.administration import Administration
-from spin_server.admin.errors import InvalidError
+from spin_server.admin.errors import ConflictError, InvalidError
 from spin_server.admin.store.interface import Ref
 from spin_server.policy.policy import Policy
 from spin_server.policy.ratio import Ratio
@@ -66,6 +66,20 @@ def test_canary_of_a_hundred_percent_is_everybodys(admin: Administration) -> Non
     patch(admin, "a", canary_percent=100, probe_period=8)
     assert documents(admin)[POLICY] == {"fields": {"target_sparsity": "0.65", "probe_period": 8}}
     assert admin.state.canaries == {}
+
+
+def test_field_that_is_taken_out_of_a_canary_stays_as_the_policy_has_it(
+    admin: Administration,
+) -> None:
+    patch(admin, "a", target_sparsity=0.4)
+    patch(admin, "a", canary_percent=5, target_sparsity=0.9, probe_period=4)
+    patch(admin, "a", canary_percent=100, target_sparsity=None)
+    assert documents(admin)[POLICY] == {"fields": {"target_sparsity": "0.4", "probe_period": 4}}
+
+
+def test_canary_that_is_not_there_cannot_be_everybodys(admin: Administration) -> None:
+    with pytest.raises(ConflictError, match="policy 'a': no canary to give to all requests"):
+        patch(admin, "a", canary_percent=100, target_sparsity=0.5)
 
 
 def test_canary_that_ends_leaves_the_policy(admin: Administration) -> None:
@@ -160,12 +174,20 @@ def test_default_policy_has_a_canary_that_tenants_do_not_inherit(
     assert app.engine.policy("acme") == app.engine.rows[0] == Policy()
 
 
-@pytest.mark.parametrize("percent", ["-1", "101", "1.5", "ten", ""])
+@pytest.mark.parametrize("percent", ["-1", "101", "1.5", "5.0", "1_0", "%2B5", "ten", ""])
 def test_percentage_that_is_none_is_refused(ask: Client, percent: str) -> None:
     path = f"/v1/policies/default?canary_percent={percent}"
     answer = ask("PATCH", path, {"target_sparsity": 0.65}, match="*")
     assert answer.status_code == 422
     assert "canary_percent" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("percent", [True, "10", 10.0, 10.5, -1, 101])
+def test_percentage_of_a_bulk_change_that_is_none_is_refused(ask: Client, percent: Any) -> None:
+    step = {"op": "patch_policy", "name": "default", "patch": {"probe_period": 3}, "if_match": "*"}
+    answer = ask("POST", "/v1/bulk", {"operations": [{**step, "canary_percent": percent}]})
+    assert answer.status_code == 422
+    assert ask("GET", "/v1/policies/default").json()["revision"] == 0
 
 
 def test_bulk_makes_canaries_too(ask: Client) -> None:
@@ -190,11 +212,72 @@ def test_no_tenant_goes_without_a_row_for_a_canary(app: AdminApp, ask: Client) -
     answer = ask("PATCH", path, {"target_sparsity": 0.65}, match="*").json()
     assert answer["applied"]["complete"] is False
     assert answer["applied"]["trouble"] == (
-        "no row for 1 canaries, such as t00's: nobody tries them here (--spin-capacity)"
+        "no row for 1 canaries, such as t00's: nobody tries them here (--spin-capacity, or a "
+        "policy of --spin-policies with the same name)"
     )
+    # Nobody else hears of it.
+    other = ask.new_key(tenant="t01", scopes=["write"])
+    answer = other("PATCH", "/v1/policies/t01", {"probe_period": 3}, match="*").json()
+    assert (answer["applied"]["complete"], answer["applied"]["trouble"]) == (True, None)
     make_tenant(ask, "last", target_sparsity=0.1)
     eventually(lambda: "last" in app.engine.names)
     assert app.engine.policy("last").sparsity == ratio("0.1")
     assert app.engine.canaries == {}
     trouble = ask("GET", "/v1/status").json()["trouble"]["tenants"]
     assert trouble.startswith("no row for 2 canaries")
+
+
+def test_running_requests_of_a_canary_that_is_over_follow_the_policy(
+    app: AdminApp, ask: Client
+) -> None:
+    make_tenant(ask, "acme", target_sparsity=0.4)
+    for end, left in ((0, "0.4"), (100, "0.9")):
+        path = "/v1/policies/acme?canary_percent="
+        ask("PATCH", f"{path}50", {"target_sparsity": 0.9}, match="*")
+        row = app.engine.canaries["acme"].row
+        assert app.engine.rows[row].sparsity == ratio("0.9")
+        ask("PATCH", f"{path}{end}", {}, match="*")
+        assert app.engine.canaries == {}
+        assert app.engine.rows[row].sparsity == ratio(left)
+        ask("PATCH", "/v1/policies/acme", {"target_sparsity": 0.1}, match="*")
+        assert app.engine.rows[row].sparsity == ratio("0.1")
+        ask("PATCH", "/v1/policies/acme", {"target_sparsity": 0.4}, match="*")
+
+
+def test_no_new_request_has_a_row_that_is_being_given_to_somebody_else(
+    app: AdminApp, ask: Client
+) -> None:
+    for n in range(app.engine.capacity - 2):
+        make_tenant(ask, f"t{n:02}")
+    path = "/v1/policies/t00?canary_percent=50"
+    ask("PATCH", path, {"target_sparsity": 0.9}, match="*")
+    row, apply, seen = app.engine.canaries["t00"].row, app.engine.apply, []
+
+    async def watched(revision: int, rows: Any) -> Any:
+        seen.append((dict(app.engine.names), dict(app.engine.canaries), dict(rows)))
+        return await apply(revision, rows)
+
+    app.engine.apply = watched  # type: ignore[method-assign]
+    make_tenant(ask, "other", target_sparsity=0.1)
+    eventually(lambda: app.engine.names.get("other") == row)
+    names, canaries, _ = next(written for written in seen if row in written[2])
+    assert canaries == {}
+    assert row not in names.values()
+
+
+def test_canary_that_has_a_row_keeps_it(app: AdminApp, ask: Client) -> None:
+    for n in range(app.engine.capacity - 2):
+        make_tenant(ask, f"t{n:02}")
+    for name in ("t05", "t00"):
+        ask("PATCH", f"/v1/policies/{name}?canary_percent=50", {"probe_period": 3}, match="*")
+    assert list(app.engine.canaries) == ["t05"]
+
+
+def test_tenant_with_a_launch_policys_name_has_no_canary_here(app: AdminApp, ask: Client) -> None:
+    app.engine.reserved = frozenset()
+    make_tenant(ask, "launched")
+    app.engine.reserved = frozenset({"launched"})
+    path = "/v1/policies/launched?canary_percent=50"
+    answer = ask("PATCH", path, {"target_sparsity": 0.9}, match="*").json()
+    assert answer["applied"]["complete"] is False
+    assert app.engine.canaries == {}

@@ -261,7 +261,7 @@ def test_tenant_that_has_no_row_here_is_named(tmp_path: Path) -> None:
         eventually(lambda: two.engine.names == {"t0": 1, "t1": 2})
         found = ask_two("PATCH", "/v1/policies/t3", {"target_sparsity": 0.5}, match="*").json()
         assert found["applied"]["complete"] is False
-        assert "no row for 2 tenants, such as t2" in found["applied"]["trouble"]
+        assert "no row for 1 tenants, such as t3" in found["applied"]["trouble"]
         assert "no row for 2 tenants" in ask_two("GET", "/v1/status").json()["trouble"]["tenants"]
 
 

@@ -4,9 +4,11 @@ import json
 import random
 import re
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from admin_support import ENTRY, LAUNCH, add_key, add_tenant, bodies, patch, replay
@@ -22,8 +24,11 @@ from spin_server.admin.store.interface import (
     Ref,
     StaleError,
     StoreError,
+    UnknownOutcomeError,
 )
 from spin_server.admin.store.kubernetes import Cluster, KubernetesStore, SecretEntry
+from spin_server.admin.store.kubernetes import store as kubernetes_store
+from spin_server.errors import InputError
 from spin_server.policy.policy import Policy
 
 Open = Callable[[], KubernetesStore]
@@ -161,12 +166,84 @@ def test_commit_that_nobody_answers_for_says_so(
             raise ConnectionError
 
     api.interfere = fail
-    with pytest.raises(StoreError, match="it is not known whether it was written"):
+    monkeypatch.setattr(kubernetes_store, "_COMMIT_SECONDS", 0.5)
+    with pytest.raises(UnknownOutcomeError, match="it is not known whether it was written"):
         store.commit(0, BOTH, ENTRY)
     with pytest.raises(StoreError):
         store.revision()
     api.interfere = lambda *_: None
     assert bodies(open_kubernetes().snapshot()) == {TENANT: {"n": 1}, KEY: {"n": 1}}
+
+
+def test_commit_whose_log_entry_is_gone_is_not_called_unwritten(
+    api: KubeApi, open_kubernetes: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes_store, "_COMMIT_SECONDS", 0.5)
+    store, other, lost = open_kubernetes(), open_kubernetes(), []
+    large = [
+        Change(Ref("tenant", f"t{n}"), None, {"text": "x" * 3000}) for n in range(100)
+    ]  # more than the log has room for
+
+    def lose(when: str, verb: str, plural: str) -> None:
+        if (when, verb, plural) == ("after", "update", "configmaps") and not lost:
+            lost.append(True)
+            raise ConnectionError
+
+    read = store._read
+
+    def overtaken(end: float | None = None) -> Any:
+        while other.revision() < 1:
+            time.sleep(0.005)
+        if other.revision() == 1:
+            other.commit(1, [Change(TENANT, None, {"n": 1})], ENTRY)
+        return read(end)
+
+    api.interfere = lose
+    monkeypatch.setattr(store, "_read", overtaken)
+    with pytest.raises(UnknownOutcomeError):
+        store.commit(0, large, ENTRY)
+    assert len(open_kubernetes().snapshot().documents) == 101
+
+
+def test_write_that_a_proxy_sends_twice_is_made_once(
+    open_kubernetes: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_kubernetes()
+    replace = store._cluster.replace
+
+    def twice(*arguments: Any) -> Any:
+        replace(*arguments)
+        return replace(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store._cluster, "replace", twice)
+        assert store.commit(0, BOTH[:1], ENTRY) == 1
+    assert store.commit(1, [Change(TENANT, {"n": 1}, {"n": 2})], ENTRY) == 2
+
+
+@pytest.mark.parametrize("body", [b"<html>log in</html>", b"[]", b"{}"])
+def test_answer_that_is_not_kubernetes_is_an_error_of_the_store(
+    api: KubeApi, open_kubernetes: Open, monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    monkeypatch.setattr(kubernetes_store, "_COMMIT_SECONDS", 0.2)
+    store = open_kubernetes()
+    api.instead = body
+    with pytest.raises(StoreError):
+        store.commit(0, BOTH, ENTRY)
+    api.instead = None
+    assert open_kubernetes().revision() in (0, 1)
+
+
+def test_reason_of_a_refusal_is_shown(api: KubeApi, open_kubernetes: Open) -> None:
+    store = open_kubernetes()
+
+    def deny(when: str, verb: str, plural: str) -> None:
+        if verb == "update":
+            raise Refused(403, "Forbidden", "exceeded quota: count/configmaps")
+
+    api.interfere = deny
+    with pytest.raises(StoreError, match=r"got 403 .*: exceeded quota: count/configmaps"):
+        store.commit(0, BOTH, ENTRY)
 
 
 def test_writer_that_was_held_up_between_the_objects_cannot_commit_any_more(
@@ -288,10 +365,34 @@ def test_full_object_is_told_and_nothing_is_written(
 ) -> None:
     kubernetes.commit(0, BOTH, ENTRY)
     large = {"n": random.Random(2).randbytes(1_200_000).hex()}
-    with pytest.raises(StoreError, match=f"the {shown} is full: expected at most 1,000,000 bytes"):
+    with pytest.raises(StoreError, match=f"the {shown} is full: expected at most 900,000 bytes"):
         kubernetes.commit(1, [Change(Ref(kind, "b"), None, large)], ENTRY)  # type: ignore[arg-type]
     assert kubernetes.commit(1, [Change(TENANT, {"n": 1}, {"n": 2})], ENTRY) == 2
     assert bodies(open_kubernetes().snapshot()) == {TENANT: {"n": 2}, KEY: {"n": 1}}
+
+
+def test_full_secret_can_be_emptied(kubernetes: KubernetesStore, open_kubernetes: Open) -> None:
+    draw, added = random.Random(3), []
+    revision = 0
+
+    def add() -> int:
+        ref, body = Ref("key", f"key-{len(added)}"), {"text": draw.randbytes(40_000).hex()}
+        added.append((ref, body))
+        return kubernetes.commit(revision, [Change(ref, None, body)], ENTRY)
+
+    def fill() -> None:
+        nonlocal revision
+        while True:
+            revision = add()
+
+    with pytest.raises(StoreError, match="the Secret is full: expected at most 900,000 bytes"):
+        fill()
+    added.pop()
+    assert len(added) > 15
+    for ref, body in added:
+        revision = kubernetes.commit(revision, [Change(ref, body, None)], ENTRY)
+    assert bodies(open_kubernetes().snapshot()) == {}
+    assert kubernetes.commit(revision, BOTH, ENTRY) == revision + 1
 
 
 def test_log_forgets_its_oldest_and_says_so(open_kubernetes: Open) -> None:
@@ -335,10 +436,37 @@ def test_first_key_is_in_the_secret_until_somebody_takes_it_out(
     assert sorted(api.data("secrets")) == ["keyring"]
 
 
-def test_cluster_without_a_way_to_it_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("failing", ["put", "show"])
+def test_start_that_was_cut_short_leaves_a_key_that_is_shown_or_forgotten(
+    api: KubeApi, open_kubernetes: Open, failing: str
 ) -> None:
-    from spin_server.errors import InputError
+    store = open_kubernetes()
+    place, admin = SecretEntry(store), Administration(store, Policy())
 
-    with pytest.raises(InputError, match="expected a pod's service account or a kubeconfig"):
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if failing == "put":
+        admin.perform = stop  # type: ignore[assignment, method-assign]
+        place.withdraw = stop  # type: ignore[assignment, method-assign]
+    else:
+        place.show = stop  # type: ignore[assignment, method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        admin.bootstrap(place)
+    assert [n.split("-")[:2] for n in api.data("secrets") if n != "keyring"] == [
+        ["first", "key.key"]
+    ]
+    again = open_kubernetes()
+    assert Administration(again, Policy()).bootstrap(SecretEntry(again)) is (failing == "put")
+    assert sorted(api.data("secrets")) == ["first-key", "keyring"]
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "{", "clusters: 1", "\x00", "users: [1]"])
+def test_cluster_without_a_way_to_it_is_refused(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "none").write_text(text)
+    with pytest.raises(
+        InputError, match="expected a pod's service account or a kubeconfig"
+    ) as found:
         Cluster("llm", "spin", str(tmp_path / "none"))
+    assert "\n" not in str(found.value)

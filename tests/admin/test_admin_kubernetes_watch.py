@@ -3,7 +3,7 @@
 import base64
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,12 @@ def test_silent_loss_of_events_is_made_good_by_reading_again(
     api: KubeApi, open_kubernetes: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "_WATCH_SECONDS", 1)
-    monkeypatch.setattr(api, "events", lambda *_: (time.sleep(1), iter(()))[1])
+
+    def nothing(*_: object) -> Iterator[Any]:
+        time.sleep(1)
+        yield from ()
+
+    monkeypatch.setattr(api, "events", nothing)
     one, other = open_kubernetes(), open_kubernetes()
     one.commit(0, [Change(A, None, {"n": 1})], ENTRY)
     until(lambda: other.revision() == 1)
@@ -120,6 +125,7 @@ def test_server_that_is_away_keeps_the_last_good_state_and_is_told(
     api: KubeApi, admin: Administration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "_LEAST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(store, "_COMMIT_SECONDS", 0.5)
     add_tenant(admin, "a")
     good = admin.state
 
@@ -133,10 +139,7 @@ def test_server_that_is_away_keeps_the_last_good_state_and_is_told(
     assert admin.trouble is not None
     assert "Kubernetes: read ConfigMap llm/spin" in admin.trouble or "not known" in admin.trouble
     api.interfere = lambda *_: None
-    with admin.store._writing:  # type: ignore[attr-defined]
-        admin.store._refresh()  # type: ignore[attr-defined]
-    assert admin.refresh() is good
-    assert admin.trouble is None
+    until(lambda: admin.refresh() is good and admin.trouble is None)
     assert patch(admin, "a", target_sparsity=0.5).state.revision == 2
 
 
@@ -214,8 +217,7 @@ def test_object_that_was_deleted_is_told_and_may_come_back(
     assert admin.state.key(key.key_id) is not None
     metadata = {"name": "spin", "namespace": "llm"}
     api.handle("create", plural, None, {**whole, "metadata": metadata})
-    with store._writing:
-        store._refresh()
+    until(lambda: told(store) is None)
     assert add_key(admin) is not None
     assert admin.state.revision == 3
 
@@ -229,12 +231,43 @@ def test_store_that_is_put_back_is_not_followed(
     store = admin.store
     assert isinstance(store, KubernetesStore)
     api.edit("configmaps", lambda data: (data.clear(), data.update(backup)))
-    assert "was put back: expected revision 2 or later" in until(lambda: told(store))
+    assert "was put back: expected what follows revision 2, got another revision 1" in until(
+        lambda: told(store)
+    )
     assert admin.refresh().revision == 2
     with pytest.raises(UnavailableError):
         patch(admin, "a", target_sparsity=0.4)
     again = Administration(open_kubernetes(), Policy())
     assert again.state.revision == 1
+
+
+def test_store_that_is_put_back_and_went_on_elsewhere_is_not_followed(
+    api: KubeApi, open_kubernetes: Open, admin: Administration
+) -> None:
+    add_tenant(admin, "a")
+    backup = api.data("configmaps")
+    patch(admin, "a", target_sparsity=0.5)
+    store = admin.store
+    assert isinstance(store, KubernetesStore)
+    with store._writing:  # it hears of nothing meanwhile
+        api.edit("configmaps", lambda data: (data.clear(), data.update(backup)))
+        other = Administration(open_kubernetes(), Policy())
+        for n in range(3):
+            patch(other, "a", probe_period=n + 1)
+    assert "was put back: expected what follows revision 2, got another revision 4" in until(
+        lambda: told(store)
+    )
+    assert admin.refresh().revision == 2
+
+
+def test_watch_that_ends_at_once_is_not_begun_again_at_once(
+    api: KubeApi, open_kubernetes: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "events", lambda *_: iter(()))
+    open_kubernetes()
+    before = len(api.requests)
+    time.sleep(1.5)
+    assert len(api.requests) - before < 20
 
 
 # Whole servers

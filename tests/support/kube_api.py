@@ -56,6 +56,7 @@ class KubeApi:
         # Asked before and after each request is carried out; may raise `Refused`, or
         # ConnectionError for an answer that is lost.
         self.interfere: Callable[[str, str, str], None] = lambda when, verb, plural: None
+        self.instead: bytes | None = None  # what a proxy answers to everything
         self._version, self._compacted = 100, 0
         self._history: list[tuple[int, str, str, Object]] = []
         self._changed = threading.Condition()
@@ -171,7 +172,7 @@ class KubeApi:
         self._changed.notify_all()
         return stored
 
-    def begin_watch(self, plural: str, version: int) -> None:
+    def begin_watch(self, plural: str) -> None:
         """Refuse a watch that cannot be."""
         with self._changed:
             self.requests.append(("watch", plural))
@@ -179,9 +180,16 @@ class KubeApi:
                 raise Refused(403, "Forbidden", f"cannot watch resource {plural!r}")
             self.interfere("before", "watch", plural)
 
-    def events(self, plural: str, name: str, version: int, seconds: float) -> Iterator[Object]:
-        """Yield the events after a version, for a while."""
+    def events(
+        self, plural: str, name: str, version: int | None, seconds: float
+    ) -> Iterator[Object]:
+        """Yield the events after a version, for a while; without one, what there is comes first."""
         end = time.monotonic() + seconds
+        if version is None:
+            with self._changed:
+                version, found = self._version, self.objects.get((plural, name))
+            if found is not None:
+                yield {"type": "ADDED", "object": found}
         while (left := end - time.monotonic()) > 0:
             with self._changed:
                 if self._version < 0:
@@ -231,7 +239,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _answer(self, code: int, body: Object) -> None:
-        text = json.dumps(body).encode()
+        text = self.server_api.instead or json.dumps(body).encode()
         self.send_response(code)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(text)))
@@ -239,8 +247,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def _stream(self, plural: str, query: dict[str, str]) -> None:
-        version = int(query["resourceVersion"])
-        self.server_api.begin_watch(plural, version)
+        version = int(query["resourceVersion"]) if "resourceVersion" in query else None
+        self.server_api.begin_watch(plural)
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Transfer-Encoding", "chunked")

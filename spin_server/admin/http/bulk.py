@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
 from spin_server.admin.access import Principal
 from spin_server.admin.documents import Name, PolicyPatch
@@ -38,8 +38,8 @@ class PatchPolicy(_Step):
     op: Literal["patch_policy"]
     patch: PolicyPatch
     if_match: _Match
-    ttl_seconds: int | None = Field(default=None, ge=1, le=366 * 86400)
-    canary_percent: int | None = Field(default=None, ge=0, le=100)
+    ttl_seconds: StrictInt | None = Field(default=None, ge=1, le=366 * 86400)
+    canary_percent: StrictInt | None = Field(default=None, ge=0, le=100)
 
 
 class CreateTenant(_Step):
@@ -129,5 +129,5 @@ async def apply(bulk: Bulk, caller: Caller_, query: Write_) -> dict[str, Any]:
     return {
         "revision": outcome.state.revision,
         "changes": [show_change(change) for change in outcome.changes],
-        "applied": await caller.applied(outcome),
+        "applied": await caller.applied(outcome, {step.name for step in bulk.operations}),
     }

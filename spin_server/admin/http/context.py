@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Header, Query, Request, Security
 from fastapi.security import APIKeyHeader
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from spin_server.admin.access import Principal, authenticate
@@ -31,6 +31,16 @@ class Services:
     administration: Administration
     applier: Applier
     link: EngineLink
+
+
+def _plain(value: object) -> object:
+    """Refuse what Python reads as a whole number and nobody means, such as 1_0 or +5."""
+    if isinstance(value, str) and not re.fullmatch("[0-9]{1,16}", value):
+        raise ValueError("expected a whole number")
+    return value
+
+
+WholeNumber = Annotated[int, BeforeValidator(_plain)]  # of a query
 
 
 class WriteQuery(BaseModel):
@@ -95,18 +105,23 @@ class Caller:
             dry_run=query.dry_run is not None,
         )
 
-    async def applied(self, outcome: Outcome) -> dict[str, Any]:
-        """Wait until the engine holds what was written, and say which rank holds what."""
+    async def applied(self, outcome: Outcome, names: set[str]) -> dict[str, Any]:
+        """Wait until the engine holds what was written, and say which rank holds what.
+
+        Args:
+            names: of the policies that were written; others' troubles are none of the caller's.
+        """
         applier, revision = self.services.applier, outcome.state.revision
         complete = await applier.reach(revision, APPLY_SECONDS)
+        rowless = applier.unserved_trouble(names)
         return {
-            "complete": complete and not applier.unserved_trouble(),
+            "complete": complete and rowless is None,
             "desired_revision": revision,
             "ranks": [
                 {"engine": r.engine, "rank": r.rank, "revision": r.revision}
                 for r in applier.reports
             ],
-            "trouble": applier.trouble or applier.unserved_trouble(),
+            "trouble": applier.trouble or rowless,
         }
 
 
@@ -171,7 +186,7 @@ class PageQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    limit: int = Field(default=50, ge=1, le=500, description="items at most")
+    limit: WholeNumber = Field(default=50, ge=1, le=500, description="items at most")
     cursor: str = Field(
         default="",
         pattern=r"^[a-z0-9-]{0,64}$",

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictInt
 
 from spin_server.admin.documents import Name, Scope
 from spin_server.admin.errors import NotFoundError
@@ -55,7 +55,7 @@ class Rotation(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    overlap_seconds: int = Field(
+    overlap_seconds: StrictInt = Field(
         default=3600, ge=0, le=90 * 86400, description="for how long the old key goes on"
     )
 

@@ -1,5 +1,8 @@
 """What the admin API counts of itself."""
 
+from collections.abc import Callable
+from functools import partial
+
 from prometheus_client import Counter, Gauge
 from prometheus_client.registry import CollectorRegistry
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -34,6 +37,22 @@ class AdminMetrics:
             registry=registry,
         )
         behind.set_function(services.applier.behind_seconds)
+        trouble = Gauge(
+            "spin_admin_trouble",
+            "1 while the store cannot be used, the engine does not take the policies, or rows lack",
+            ("of",),
+            registry=registry,
+        )
+        for of, found in {
+            "store": lambda: services.administration.trouble,
+            "engine": lambda: services.applier.trouble,
+            "rows": services.applier.unserved_trouble,
+        }.items():
+            trouble.labels(of).set_function(partial(_flag, found))
+
+
+def _flag(found: Callable[[], str | None]) -> float:
+    return float(found() is not None)
 
 
 class CountRequests:

@@ -17,6 +17,7 @@ from spin_server.admin.http.context import (
     Caller_,
     IfMatch,
     Read_,
+    WholeNumber,
     WriteQuery,
     show_dry_run,
 )
@@ -32,13 +33,13 @@ PolicyName = Annotated[Name, Path(description=f"`{DEFAULT}`, or a tenant's name"
 class PolicyQuery(WriteQuery):
     """Parameters of a change of a policy."""
 
-    ttl_seconds: int | None = Field(
+    ttl_seconds: WholeNumber | None = Field(
         default=None,
         ge=1,
         le=366 * 86400,
         description="after how long the fields go back to what they are now by themselves",
     )
-    canary_percent: int | None = Field(
+    canary_percent: WholeNumber | None = Field(
         default=None,
         ge=0,
         le=100,
@@ -112,4 +113,4 @@ async def change(
     if query.dry_run:
         return {**show_dry_run(outcome), "policy": show_policy(outcome.state, name)}
     response.headers["ETag"] = etag(outcome.state.revision_of(Ref("policy", name)))
-    return {**show_policy(outcome.state, name), "applied": await caller.applied(outcome)}
+    return {**show_policy(outcome.state, name), "applied": await caller.applied(outcome, {name})}

@@ -13,6 +13,7 @@ from spin_server.admin.http.context import (
     Page_,
     PageQuery,
     ReadQuery,
+    WholeNumber,
     Write_,
     show_change,
     show_dry_run,
@@ -22,13 +23,13 @@ from spin_server.admin.store.interface import Commit
 
 router = APIRouter(tags=["revisions"])
 
-Revision = Annotated[int, Path(ge=0, le=2**53, examples=[1])]
+Revision = Annotated[WholeNumber, Path(ge=0, le=2**53, examples=[1])]
 
 
 class DiffQuery(ReadQuery):
     """What to compare with."""
 
-    against: int | None = Field(
+    against: WholeNumber | None = Field(
         default=None, ge=0, le=2**53, description="another revision; the newest unless given"
     )
 
@@ -109,5 +110,5 @@ async def revert(
     return {
         "revision": outcome.state.revision,
         "changes": [show_change(change) for change in outcome.changes],
-        "applied": await caller.applied(outcome),
+        "applied": await caller.applied(outcome, {change.ref.name for change in outcome.changes}),
     }

@@ -103,7 +103,10 @@ async def create(
         return show_dry_run(outcome)
     response.headers["ETag"] = etag(outcome.state.revision)
     response.headers["Location"] = f"/v1/tenants/{tenant.name}"
-    return {**show_tenant(outcome.state, tenant.name), "applied": await caller.applied(outcome)}
+    return {
+        **show_tenant(outcome.state, tenant.name),
+        "applied": await caller.applied(outcome, {tenant.name}),
+    }
 
 
 @router.get("/{name}", summary="Read a tenant")
@@ -144,4 +147,4 @@ async def delete(
     outcome = await caller.perform(delete_tenant(name, if_match), query)
     if query.dry_run:
         return show_dry_run(outcome)
-    return {"deleted": name, "applied": await caller.applied(outcome)}
+    return {"deleted": name, "applied": await caller.applied(outcome, set())}

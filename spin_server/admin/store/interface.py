@@ -23,6 +23,10 @@ class ForgottenError(StoreError):
     """The log does not go back that far."""
 
 
+class UnknownOutcomeError(StoreError):
+    """Nobody could say whether a commit was made; the newest revision will."""
+
+
 class StaleError(SpinError):
     """Somebody else committed first; nothing was written."""
 
@@ -111,6 +115,8 @@ class Store(Protocol):
 
         Raises:
             StaleError: the store is at another revision.
+            UnknownOutcomeError: it may or may not have been written; otherwise an error means that
+                nothing was, and nothing will be.
         """
         ...
 

@@ -6,6 +6,7 @@ send those too (`vllm_xargs`), so what they send under our names is checked here
 
 import copy
 import hashlib
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,12 +15,6 @@ from spin_server.errors import InputError
 
 _OURS = "spin_"
 _DEFAULT = "default"
-
-
-def _hundredth(name: str, request_id: str) -> int:
-    """Draw 0 to 99 for a request, the same whoever asks, and another for every policy."""
-    digest = hashlib.blake2b(f"{name}\0{request_id}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest) % 100
 
 
 class PolicyGate:
@@ -34,6 +29,8 @@ class PolicyGate:
         self._tenants: dict[str, int] = {}
         self._canaries: dict[str, tuple[int, int]] = {}
         self._open = settings.allow_request_policy
+        # A client may name its requests, and must not choose its side by it.
+        self._salt = secrets.token_bytes(16)
 
     def name_rows(self, rows: Mapping[str, int], canaries: Mapping[str, tuple[int, int]]) -> None:
         """Say which row of the table each tenant has; the names of the launch come first.
@@ -78,9 +75,15 @@ class PolicyGate:
             return None
         if name in self._canaries:
             row, percent = self._canaries[name]
-            if _hundredth(name, request_id) < percent:
+            if self._hundredth(name, request_id) < percent:
                 return row
         return self._ids.get(name, self._tenants.get(name))
+
+    def _hundredth(self, name: str, request_id: str) -> int:
+        """Draw 0 to 99 for a request, the same in the server's life, and another per policy."""
+        text = f"{name}\0{request_id}".encode(errors="surrogatepass")
+        digest = hashlib.blake2b(text, digest_size=8, key=self._salt).digest()
+        return int.from_bytes(digest) % 100
 
     def guard(self, engine_client: Any) -> None:
         """Make every request of a vLLM engine client pass this gate.

@@ -23,6 +23,10 @@ _MOST_TENANTS = 64  # with series of their own; the rest share one
 _BASE = ("model_name", "engine")
 
 
+def _is_canary(name: str) -> bool:
+    return name.endswith("/canary")  # no tenant's name has a slash
+
+
 class SpinCollector(Collector):
     """Exports the last snapshot.
 
@@ -122,7 +126,9 @@ class SpinCollector(Collector):
 
     def _shown(self) -> dict[str, tuple[Policy | None, dict[str, int]]]:
         """Policy and blocks of everybody who has series of his own, and of the rest together."""
-        names = [name for _, name in sorted(self.names.items())][:_MOST_TENANTS]
+        # Canaries first: few, short-lived, and of no use if they cannot be told apart.
+        ordered = sorted(self.names.items(), key=lambda named: (not _is_canary(named[1]), named[0]))
+        names = [name for _, name in ordered][:_MOST_TENANTS]
         rows = {name: row for row, name in self.names.items()}
         shown: dict[str, tuple[Policy | None, dict[str, int]]] = {
             name: (self.policies.get(rows[name]), self.tenants.get(name, {})) for name in names

@@ -56,8 +56,8 @@ def test_share_of_a_policys_requests_runs_with_its_canary(percent: int) -> None:
     for name, row, canary in (("acme", 5, 7), (None, 0, 8), ("default", 0, 8)):
         found = rows(chosen, name)
         assert set(found) == {row, canary}
-        # Four standard deviations of a binomial draw.
-        spread = 4 * (percent * (100 - percent) / 4000) ** 0.5
+        # Five standard deviations of a binomial draw.
+        spread = 5 * (percent * (100 - percent) / 4000) ** 0.5
         assert found.count(canary) / 40 == pytest.approx(percent, abs=spread)
         assert rows(chosen, name) == found
     assert set(rows(chosen, "other")) == {6}
@@ -76,6 +76,15 @@ def test_canary_grows_by_further_requests_and_ends() -> None:
         tried = found
     chosen.name_rows({"acme": 5}, {})
     assert set(rows(chosen, "acme")) == {5}
+
+
+def test_side_cannot_be_worked_out_from_the_requests_id() -> None:
+    found = []
+    for chosen in (gate(allow=True), gate(allow=True)):
+        chosen.name_rows({"acme": 5}, {"acme": (7, 50)})
+        found.append(rows(chosen, "acme", 200))
+    assert found[0] != found[1]
+    assert chosen.admit({"spin_policy": "acme"}, "\ud800")["spin_policy"] in (5, 7)
 
 
 def test_nobody_asks_for_a_canary_by_name() -> None:

@@ -105,6 +105,16 @@ def test_blocks_are_the_tenants_that_had_the_row_when_they_were_counted() -> Non
     assert not any(" acme " in name for name in found)
 
 
+def test_canaries_have_series_of_their_own_before_anybody_else() -> None:
+    spin = collector()
+    rows = {f"t{row:03}": row for row in range(1, 100)} | {"t007/canary": 100}
+    spin.name_rows(rows, 1)
+    spin.take({**SNAPSHOT, "policies": {row: counts(skipped=row) for row in range(1, 101)}})
+    found = samples(spin)
+    assert found["spin_kv_blocks_total t007/canary skipped"] == 100
+    assert found["spin_kv_blocks_total t007 skipped"] == 7
+
+
 def test_only_some_tenants_have_series_of_their_own() -> None:
     spin = collector()
     spin.name_rows({f"t{row:03}": row for row in range(1, 201)}, 1)

@@ -24,7 +24,9 @@ from spin_server.admin.store.interface import (
 )
 
 _FORMAT = "1"
-_MOST_BYTES = 1_000_000  # an object takes 1,048,576
+# An object takes 1,048,576 bytes. What only removes keys may use the rest: a Secret that is full
+# can still be emptied.
+_MOST_BYTES, _MOST_BYTES_TO_REMOVE = 900_000, 1_040_000
 _MOST_LOG_BYTES = 250_000  # of the ConfigMap's
 _KEYRING = "keyring"
 _T = TypeVar("_T")
@@ -67,11 +69,11 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Changes of keys by a commit that may not have been made."""
+    """What a commit that may not have been made does to keys; None removes one."""
 
     id: str
     revision: int
-    changes: tuple[Change, ...]
+    after: Mapping[Ref, Body | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +99,15 @@ def settled(ring: Keyring, head: Head) -> Keyring | None:
         return replace(ring, pending=None)
     if ring.pending is None or ring.pending.id != head.keys:
         return None
-    pending = ring.pending
+    pending, known = ring.pending, ring.documents
+    changes = tuple(
+        Change(ref, known[ref].body if ref in known else None, body)
+        for ref, body in pending.after.items()
+    )
     return Keyring(
         pending.id,
-        after(ring.documents, pending.revision, pending.changes),
-        (*ring.log, (pending.revision, pending.changes)),
+        after(known, pending.revision, changes),
+        (*ring.log, (pending.revision, changes)),
     )
 
 
@@ -135,8 +141,11 @@ def commits(head: Head, ring: Keyring) -> list[Commit]:
     return found[::-1]
 
 
-def write_head(head: Head) -> dict[str, bytes]:
+def write_head(head: Head) -> tuple[dict[str, bytes], Head]:
     """Write the ConfigMap's data; the oldest of the log goes when it is full.
+
+    Returns:
+        The data, and the head that it holds.
 
     Raises:
         StoreError: there is no room for the documents.
@@ -164,7 +173,7 @@ def write_head(head: Head) -> dict[str, bytes]:
             f"the ConfigMap is full: expected at most {_MOST_BYTES:,} bytes of policies and "
             f"tenants, got {_size(data):,}"
         )
-    return data
+    return data, replace(head, log=head.log[len(head.log) - len(kept) :])
 
 
 def read_head(data: Mapping[str, bytes]) -> Head:
@@ -199,26 +208,31 @@ def _read_head(data: Mapping[str, bytes]) -> Head:
     return head
 
 
-def write_keyring(ring: Keyring, beside: Mapping[str, bytes]) -> dict[str, bytes]:
+def write_keyring(ring: Keyring, beside: Mapping[str, bytes]) -> tuple[dict[str, bytes], Keyring]:
     """Write the Secret's data; the oldest of the log goes when it is full.
 
     Args:
         beside: the data there is; what is not ours stays.
+
+    Returns:
+        The data, and the keyring that it holds.
 
     Raises:
         StoreError: there is no room for the keys.
         ValueError: a number that JSON does not have.
     """
     others = {name: value for name, value in beside.items() if name != _KEYRING}
+    adds = ring.pending is not None and any(ring.pending.after.values())
+    most = _MOST_BYTES if adds else _MOST_BYTES_TO_REMOVE
     while True:
         # Ten thousand keys would not fit as they are.
         packed = zlib.compress(_json(_keyring(ring)), 6)
         data = {**others, _KEYRING: packed}
-        if _size(data) <= _MOST_BYTES:
-            return data
+        if _size(data) <= most:
+            return data, ring
         if not ring.log:
             raise StoreError(
-                f"the Secret is full: expected at most {_MOST_BYTES:,} bytes of keys, got "
+                f"the Secret is full: expected at most {most:,} bytes of keys, got "
                 f"{_size(data):,}; revoke some"
             )
         ring = replace(ring, log=ring.log[(len(ring.log) + 1) // 2 :])
@@ -245,7 +259,12 @@ def _read_keyring(found: Body) -> Keyring:
             for name, document in found["documents"].items()
         },
         tuple((revision, _read_changes(changes)) for revision, changes in found["log"]),
-        pending and Pending(pending["id"], pending["revision"], _read_changes(pending["changes"])),
+        pending
+        and Pending(
+            pending["id"],
+            pending["revision"],
+            {Ref("key", name): body for name, body in pending["after"].items()},
+        ),
     )
 
 
@@ -260,7 +279,7 @@ def _keyring(ring: Keyring) -> Body:
         and {
             "id": pending.id,
             "revision": pending.revision,
-            "changes": _changes(pending.changes),
+            "after": {ref.name: body for ref, body in pending.after.items()},
         },
     }
 

@@ -4,6 +4,7 @@ import logging
 import random
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,7 @@ from spin_server.admin.store.interface import (
     Snapshot,
     StaleError,
     StoreError,
+    UnknownOutcomeError,
 )
 from spin_server.admin.store.kubernetes.layout import (
     Head,
@@ -31,9 +33,10 @@ from spin_server.admin.store.kubernetes.layout import (
     write_keyring,
 )
 from spin_server.admin.store.kubernetes.objects import (
+    BusyError,
+    ChangedError,
     Cluster,
-    ConflictError,
-    Kind,
+    ObjectKind,
     RejectedError,
     Stored,
     UnansweredError,
@@ -43,9 +46,9 @@ logger = logging.getLogger(__name__)
 
 _WATCH_SECONDS = 60  # then everything is read again, in case an event was lost
 _TRIES, _BLIPS = 10, 3
-_SETTLE_TRIES = 6  # three seconds
+_COMMIT_SECONDS = 20.0  # and one request more, at most
 _LEAST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS = 0.5, 30.0
-_KINDS: tuple[Kind, ...] = ("config_map", "secret")
+_KINDS: tuple[ObjectKind, ...] = ("config_map", "secret")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ class KubernetesStore:
         self._writing = threading.Lock()  # held over requests
         self._lock = threading.Lock()
         self._trouble: StoreError | None = None
-        self._closed = threading.Event()
+        self._closed, self._again = threading.Event(), threading.Event()
         for kind in _KINDS:
             if cluster.get(kind) is None:
                 cluster.create(kind)
@@ -92,17 +95,25 @@ class KubernetesStore:
         """Which Secret it keeps keys in."""
         return self._cluster.shown("secret")
 
+    def secret_entries(self) -> list[str]:
+        """Get the names of what the Secret holds, as last read."""
+        return list(self._good().secret.data)
+
     # Reading
 
-    def _read(self) -> _Pair:
-        """Read both objects; somebody may write between the two."""
+    def _read(self, end: float | None = None) -> _Pair:
+        """Read both objects; somebody may write between the two.
+
+        Args:
+            end: try again no later than that, in seconds of the monotonic clock.
+        """
         for attempt in range(_TRIES):
             if attempt:
                 self._closed.wait(0.02 * attempt)
             try:
                 config_map, secret = (self._found(kind) for kind in _KINDS)
-            except UnansweredError:
-                if attempt < _BLIPS:
+            except (UnansweredError, BusyError):
+                if attempt < _BLIPS and not self._is_over(end):
                     continue
                 raise
             head, ring = read_head(config_map.data), read_keyring(secret.data)
@@ -115,7 +126,10 @@ class KubernetesStore:
             f"together: expected the keys of commit {head.keys or 'none'}, got {ring.commit}"
         )
 
-    def _found(self, kind: Kind) -> Stored:
+    def _is_over(self, end: float | None) -> bool:
+        return self._closed.is_set() or (end is not None and time.monotonic() > end)
+
+    def _found(self, kind: ObjectKind) -> Stored:
         found = self._cluster.get(kind)
         if found is None:
             raise StoreError(f"expected {self._cluster.shown(kind)}, got none: it was deleted")
@@ -125,14 +139,11 @@ class KubernetesStore:
         """Take over what the API server has; `_writing` is held."""
         try:
             pair = self._read()
-            held = self._pair.head
-            if pair.head.revision < held.revision or (
-                pair.head.revision == held.revision and pair.head.commit != held.commit
-            ):
+            if not _follows(pair.head, self._pair.head):
                 raise StoreError(
-                    f"{self._cluster.shown('config_map')} was put back: expected revision "
-                    f"{held.revision} or later, got another revision {pair.head.revision}; "
-                    "restart the servers to go on from there"
+                    f"{self._cluster.shown('config_map')} was put back: expected what follows "
+                    f"revision {self._pair.head.revision}, got another revision "
+                    f"{pair.head.revision}; restart the servers to go on from there"
                 )
         except StoreError as error:
             self._note(error)
@@ -188,45 +199,64 @@ class KubernetesStore:
         """Take over every change, and read everything again now and then."""
         pause = _LEAST_PAUSE_SECONDS
         while not self._closed.is_set():
+            begun, trouble = time.monotonic(), "the watch ended at once"
             try:
                 with self._writing:
                     self._refresh()
-                for version in self._cluster.changes(self._pair.config_map.version, _WATCH_SECONDS):
-                    pause = _LEAST_PAUSE_SECONDS
+                for version in self._cluster.changes(_WATCH_SECONDS):
                     with self._writing:
                         if version != self._pair.config_map.version:
                             self._refresh()
                     if self._closed.is_set():
                         return
             except Exception as error:  # the next try may succeed
-                if not self._closed.is_set():
-                    logger.warning("admin store: %s; trying again", error)
-                    self._closed.wait(pause * random.uniform(0.5, 1.0))
-                    pause = min(2 * pause, _MOST_PAUSE_SECONDS)
+                trouble = str(error)
+            if self._again.is_set():
+                self._again.clear()
+            elif time.monotonic() - begun > _WATCH_SECONDS / 2:
+                pause = _LEAST_PAUSE_SECONDS
+            elif not self._closed.is_set():
+                logger.warning("admin store: %s; trying again", trouble)
+                self._closed.wait(pause * random.uniform(0.5, 1.0))
+                pause = min(2 * pause, _MOST_PAUSE_SECONDS)
+
+    def _read_again(self) -> None:
+        """Let the watch end, so that everything is read again at once."""
+        self._again.set()
+        self._cluster.close()
 
     # Writing
 
     def commit(self, base: int, changes: Sequence[Change], entry: Entry) -> int:
         """See `Store`."""
         with self._writing:
-            pair = self._good()
-            if pair.head.revision != base:
-                raise StaleError(
-                    f"expected revision {base}, got {pair.head.revision}: somebody else wrote"
-                )
-            identity = secrets.token_hex(8)
             try:
-                self._hold(self._write(pair, identity, changes, entry))
-            except ConflictError as error:
-                self._refresh()
+                return self._commit(base, changes, entry)
+            finally:
+                if self._trouble is not None:
+                    self._read_again()
+
+    def _commit(self, base: int, changes: Sequence[Change], entry: Entry) -> int:
+        pair = self._good()
+        if pair.head.revision != base:
+            raise StaleError(
+                f"expected revision {base}, got {pair.head.revision}: somebody else wrote"
+            )
+        identity = secrets.token_hex(8)
+        try:
+            self._hold(self._write(pair, identity, changes, entry))
+        except ChangedError as error:
+            self._refresh()
+            # A proxy may have sent it twice: then it is its own conflict.
+            if not _knows(self._pair.head, identity):
                 raise StaleError(f"expected revision {base}, got a later one: {error}") from error
-            except RejectedError:
-                self._refresh()  # the Secret may hold what is pending
+        except RejectedError:
+            self._refresh()  # the Secret may hold what is pending
+            raise
+        except UnansweredError as error:
+            if not self._was_made(identity, base, error):
                 raise
-            except UnansweredError as error:
-                if not self._was_made(identity, error):
-                    raise StoreError(f"nothing was written: {error}") from error
-            return base + 1
+        return base + 1
 
     def _write(self, pair: _Pair, identity: str, changes: Sequence[Change], entry: Entry) -> _Pair:
         revision = pair.head.revision + 1
@@ -242,13 +272,14 @@ class KubernetesStore:
                 Logged(identity, Commit(revision, entry, others), keyed=bool(of_keys)),
             ),
         )
-        data = write_head(head)
+        data, head = write_head(head)
         if of_keys:
             if pair.pending:
                 # Whoever left that may still be about to commit it; after this he cannot.
-                pair = self._fence(pair, identity)
-            ring = replace(pair.ring, pending=Pending(identity, revision, of_keys))
-            kept = write_keyring(ring, pair.secret.data)
+                pair = self._fence(pair)
+            wanted = {change.ref: change.after for change in of_keys}
+            ring = replace(pair.ring, pending=Pending(identity, revision, wanted))
+            kept, ring = write_keyring(ring, pair.secret.data)
             secret = self._cluster.replace("secret", pair.secret, kept)
             pair = replace(pair, secret=secret, pending=True)
             done = settled(ring, head)
@@ -257,54 +288,83 @@ class KubernetesStore:
         config_map = self._cluster.replace("config_map", pair.config_map, data)
         return replace(pair, config_map=config_map, head=head, pending=not of_keys and pair.pending)
 
-    def _fence(self, pair: _Pair, identity: str) -> _Pair:
+    def _fence(self, pair: _Pair) -> _Pair:
         """Write the ConfigMap as it is, so that nobody can commit on what he read before."""
-        data = {**pair.config_map.data, "fence": identity.encode()}
-        if not pair.config_map.data:
-            data |= write_head(pair.head)
+        data = dict(pair.config_map.data) or write_head(pair.head)[0]
+        # Never the same twice: writing what is there already changes no version.
+        data["fence"] = secrets.token_hex(8).encode()
         return replace(pair, config_map=self._cluster.replace("config_map", pair.config_map, data))
 
-    def _was_made(self, identity: str, error: StoreError) -> bool:
+    def _was_made(self, identity: str, base: int, error: StoreError) -> bool:
         """Find out whether a commit was made that nobody answered for; it cannot be later.
 
         Raises:
-            StoreError: nobody answers this either.
+            UnknownOutcomeError: nobody answers this either.
         """
-        for attempt in range(_SETTLE_TRIES):
-            self._closed.wait(0.05 * 2**attempt if attempt else 0)
+        end, pause = time.monotonic() + _COMMIT_SECONDS, 0.0
+        while not self._is_over(end):
+            self._closed.wait(pause)
+            pause = min(0.05 + 2 * pause, 2.0)
             try:
-                pair = self._read()
-                if any(logged.id == identity for logged in pair.head.log):
+                pair = self._read(end)
+                if _knows(pair.head, identity):
                     self._hold(pair)
                     return True
-                self._hold(self._fence(pair, identity))
+                if not _reaches(pair.head, base + 1):
+                    break
+                self._hold(self._fence(pair))
                 return False
-            except (ConflictError, UnansweredError):
+            except StoreError:
                 continue
-        trouble = StoreError(f"it is not known whether it was written: {error}")
+        trouble = UnknownOutcomeError(f"it is not known whether it was written: {error}")
         self._note(trouble)
         raise trouble from error
 
     def edit_secret(self, edit: Callable[[dict[str, bytes]], None]) -> None:
         """Change what the Secret holds beside the keys.
 
+        Args:
+            edit: may be done more than once.
+
         Raises:
             StoreError: it cannot be written.
         """
         with self._writing:
-            for _ in range(_TRIES):
-                data = dict((secret := self._found("secret")).data)
-                edit(data)
+            for attempt in range(_TRIES):
                 try:
+                    data = dict((secret := self._found("secret")).data)
+                    edit(data)
                     self._cluster.replace("secret", secret, data)
-                except ConflictError:
+                except (ChangedError, UnansweredError, BusyError):
+                    if attempt == _TRIES - 1 or self._closed.wait(0.05 * attempt):
+                        raise
                     continue
                 self._refresh()
                 return
-        raise StoreError(f"{self._cluster.shown('secret')}: others wrote again and again meanwhile")
 
     def close(self) -> None:
         """See `Store`."""
         self._closed.set()
         self._cluster.close()
         self._thread.join(timeout=1)
+
+
+def _knows(head: Head, identity: str) -> bool:
+    """Say whether a commit was made, as far as the log goes back."""
+    return any(logged.id == identity for logged in head.log)
+
+
+def _reaches(head: Head, revision: int) -> bool:
+    """Say whether the log would hold a revision, if it was made."""
+    return head.revision < revision or head.log[0].commit.revision <= revision
+
+
+def _follows(head: Head, before: Head) -> bool:
+    """Say whether a head comes after another, or is it, as far as the log goes back."""
+    if head.revision == before.revision:
+        return head.commit == before.commit
+    if head.revision < before.revision:
+        return False
+    if before.revision == 0 or not _reaches(head, before.revision):
+        return True
+    return _knows(head, before.commit)
