@@ -56,6 +56,22 @@ def test_cached_prefix_is_reported_in_whole_blocks(server: LiveServer, length: i
     assert warm["usage"]["prompt_tokens_details"]["cached_tokens"] == (length - 1) // 256 * 256
 
 
+def test_seed_gives_the_same_text_however_many_chunks_the_prompt_comes_in(
+    server: LiveServer,
+) -> None:
+    # A CPU's generator cannot be moved back, as vLLM does after every chunk but the last.
+    options = {"max_tokens": 8, "temperature": 1.0}
+    prompts = [text(5000, seed=11), text(9000, seed=12)]
+    cold = [server.complete(p, seed=7, **options) for p in prompts]
+    warm = [server.complete(p, seed=7, **options) for p in prompts]
+    for chunked, cached in zip(cold, warm, strict=True):
+        assert chunked["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert cached["usage"]["prompt_tokens_details"]["cached_tokens"] > 4000
+        assert chunked["choices"][0]["text"] == cached["choices"][0]["text"]
+    other = server.complete(prompts[0], seed=8, **options)
+    assert other["choices"][0]["text"] != cold[0]["choices"][0]["text"]
+
+
 def test_shortest_prompts_are_served_beside_a_long_decode(server: LiveServer) -> None:
     # Prompts of two and three tokens have no compressed slot: vLLM's own indexer stops there.
     def ask(n: int) -> str:

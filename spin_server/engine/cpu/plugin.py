@@ -78,6 +78,7 @@ def _extend_kernel_overrides(platform: Any) -> None:
             register_kernels(OVERRIDES)
         _complete_tile_scheduler()
         _allow_prompts_without_slots()
+        _allow_seeds_beside_chunks()
         _speed_up_prefill()
 
     platform.register_triton_kernel_overrides = classmethod(register_triton_kernel_overrides)
@@ -150,6 +151,39 @@ def _allow_prompts_without_slots() -> None:
         return metadata
 
     DeepseekV4CPUIndexerMetadataBuilder.build = build
+
+
+def _allow_seeds_beside_chunks() -> None:
+    """Let a request have a seed and a prompt of more than one chunk.
+
+    vLLM samples for every row, and moves the generator of a row that is not complete back by one
+    draw. A CPU's generator cannot be moved, and the error ends the engine; so its state is put back
+    here, and nobody moves it.
+
+    Source: vllm/v1/worker/gpu_model_runner.py (_sample, _bookkeeping_sync).
+    """
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    original_sample, original_sync = CPUModelRunner._sample, CPUModelRunner._bookkeeping_sync
+
+    def _sample(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        batch = self.input_batch
+        discarded = self.discard_request_mask.np[: batch.num_reqs]
+        states = {i: g.get_state() for i, g in batch.generators.items() if discarded[i]}
+        output = original_sample(self, *arguments, **keywords)
+        for index, state in states.items():
+            batch.generators[index].set_state(state)
+        return output
+
+    def _bookkeeping_sync(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        batch = self.input_batch
+        generators, batch.generators = batch.generators, {}
+        try:
+            return original_sync(self, *arguments, **keywords)
+        finally:
+            batch.generators = generators
+
+    CPUModelRunner._sample, CPUModelRunner._bookkeeping_sync = _sample, _bookkeeping_sync
 
 
 def _speed_up_prefill() -> None:
