@@ -1,0 +1,57 @@
+"""What can be done to the documents: each makes the changes of one operation from a state.
+
+An operation is a function of the state, so that it can be tried (dry run), tried again after
+somebody else wrote first, and put beside others in one commit.
+"""
+
+from spin_server.admin.operations.base import (
+    Operation,
+    edit,
+    etag,
+    require_match,
+    together,
+    visible,
+)
+from spin_server.admin.operations.history import bodies_at, difference, restore
+from spin_server.admin.operations.keys import (
+    MOST_KEYS,
+    SECRET_BYTES,
+    NewKey,
+    create_key,
+    hash_key,
+    revoke_key,
+    rotate_key,
+)
+from spin_server.admin.operations.policies import expire_policies, patch_policy, require_policy
+from spin_server.admin.operations.tenants import (
+    MOST_TENANTS,
+    create_tenant,
+    delete_tenant,
+    describe_tenant,
+)
+
+__all__ = [
+    "MOST_KEYS",
+    "MOST_TENANTS",
+    "SECRET_BYTES",
+    "NewKey",
+    "Operation",
+    "bodies_at",
+    "create_key",
+    "create_tenant",
+    "delete_tenant",
+    "describe_tenant",
+    "difference",
+    "edit",
+    "etag",
+    "expire_policies",
+    "hash_key",
+    "patch_policy",
+    "require_match",
+    "require_policy",
+    "restore",
+    "revoke_key",
+    "rotate_key",
+    "together",
+    "visible",
+]

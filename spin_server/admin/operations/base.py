@@ -1,0 +1,78 @@
+"""What all operations on the documents share."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from spin_server.admin.documents import (
+    KeyDocument,
+    PolicyDocument,
+    TenantDocument,
+)
+from spin_server.admin.errors import (
+    PreconditionError,
+    UnconditionalError,
+)
+from spin_server.admin.state import State
+from spin_server.admin.store.interface import Body, Change, Ref
+
+Operation = Callable[[State], list[Change]]
+
+
+def etag(revision: int) -> str:
+    """Write a document's revision as a strong entity tag."""
+    return f'"{revision}"'
+
+
+def require_match(state: State, ref: Ref, if_match: str | None) -> None:
+    """Refuse a write that is not based on the document's newest revision.
+
+    Raises:
+        UnconditionalError: `If-Match` is missing.
+        PreconditionError: it names another revision.
+    """
+    current = etag(state.revision_of(ref))
+    if if_match is None:
+        raise UnconditionalError(
+            f"{ref.kind} {ref.name}: expected If-Match, such as {current}, its ETag"
+        )
+    if if_match.strip() != "*" and current not in [tag.strip() for tag in if_match.split(",")]:
+        raise PreconditionError(
+            f"{ref.kind} {ref.name}: expected If-Match {current}, got {if_match}"
+        )
+
+
+def edit(state: State, ref: Ref, after: Body | None) -> list[Change]:
+    """Make the change of one document; none, if nothing changes."""
+    before = state.body(ref)
+    return [] if before == after else [Change(ref, before, after)]
+
+
+def dump(document: PolicyDocument | TenantDocument | KeyDocument) -> Body:
+    """Make a document's body, as it is stored."""
+    return document.model_dump(mode="json", exclude_none=isinstance(document, PolicyDocument))
+
+
+def together(operations: Iterable[Operation]) -> Operation:
+    """Put operations into one commit, each on what the ones before it made."""
+    operations = tuple(operations)  # they may be tried more than once
+
+    def operate(state: State) -> list[Change]:
+        merged: dict[Ref, Change] = {}
+        for operation in operations:
+            changes = operation(state)
+            if not changes:
+                continue
+            state = state.after(changes)
+            for change in changes:
+                first = merged.get(change.ref, change)
+                merged[change.ref] = Change(change.ref, first.before, change.after)
+        return [change for change in merged.values() if change.before != change.after]
+
+    return operate
+
+
+def visible(body: Any) -> Any:
+    """Show a document's body without what only the server needs."""
+    if isinstance(body, dict):
+        return {key: value for key, value in body.items() if key != "sha256"}
+    return body

@@ -1,0 +1,80 @@
+"""What can be done to tenants."""
+
+from datetime import datetime
+
+from spin_server.admin.documents import (
+    DEFAULT,
+    TenantDocument,
+    timestamp,
+)
+from spin_server.admin.errors import (
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+)
+from spin_server.admin.operations.base import Operation, dump, edit, require_match
+from spin_server.admin.state import State
+from spin_server.admin.store.interface import Change, Ref
+
+MOST_TENANTS = 10_000
+
+
+def create_tenant(
+    name: str,
+    description: str,
+    *,
+    now: datetime,
+    most_tenants: int = MOST_TENANTS,
+    reserved: frozenset[str] = frozenset(),
+) -> Operation:
+    """Make a tenant, with the default policy until something is set.
+
+    Args:
+        most_tenants: that there may be.
+        reserved: names that mean something else to the engine.
+    """
+
+    def operate(state: State) -> list[Change]:
+        if name == DEFAULT:
+            raise InvalidError(
+                f"tenant: expected another name than {DEFAULT!r}, the default policy's"
+            )
+        if name in reserved:
+            raise ConflictError(f"tenant {name!r}: a policy of --spin-policies has this name")
+        if state.tenant(name) is not None:
+            raise ConflictError(f"tenant {name!r} exists")
+        if len(state.tenants) >= most_tenants:
+            raise ConflictError(
+                f"tenants: expected at most {most_tenants:,}, as many as the policy table has rows"
+            )
+        body = dump(TenantDocument(description=description, created_at=timestamp(now)))
+        return edit(state, Ref("tenant", name), body)
+
+    return operate
+
+
+def describe_tenant(name: str, description: str, if_match: str | None) -> Operation:
+    """Change what is said about a tenant."""
+
+    def operate(state: State) -> list[Change]:
+        if (tenant := state.tenant(name)) is None:
+            raise NotFoundError(f"tenant {name!r}")
+        require_match(state, Ref("tenant", name), if_match)
+        changed = tenant.model_copy(update={"description": description})
+        return edit(state, Ref("tenant", name), dump(changed))
+
+    return operate
+
+
+def delete_tenant(name: str, if_match: str | None) -> Operation:
+    """Delete a tenant, its policy and its keys."""
+
+    def operate(state: State) -> list[Change]:
+        if state.tenant(name) is None:
+            raise NotFoundError(f"tenant {name!r}")
+        require_match(state, Ref("tenant", name), if_match)
+        gone = [Ref("tenant", name), Ref("policy", name)]
+        gone += [Ref("key", n) for n in state.keys if (k := state.key(n)) and k.tenant == name]
+        return [change for ref in gone for change in edit(state, ref, None)]
+
+    return operate
