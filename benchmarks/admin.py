@@ -22,7 +22,7 @@ from spin_server.admin.access import authenticate
 from spin_server.admin.administration import Administration, Author
 from spin_server.admin.applier import Applier
 from spin_server.admin.documents import DEFAULT
-from spin_server.admin.engine_link import Figures, RankReport
+from spin_server.admin.engine_link import CanaryRow, Figures, RankReport
 from spin_server.admin.operations import NewKey, create_key, create_tenant, patch_policy, together
 from spin_server.admin.store.sqlite import SqliteStore
 from spin_server.engine.spin.policy_table import PolicyTable
@@ -56,7 +56,7 @@ class TableLink:
     async def figures(self) -> dict[str, Figures]:
         return {"default": Figures(0, 0, 0, 0)}
 
-    def name_rows(self, rows: Mapping[str, int]) -> None:
+    def name_rows(self, rows: Mapping[str, int], canaries: Mapping[str, CanaryRow]) -> None:
         pass
 
 
