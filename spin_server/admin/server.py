@@ -7,9 +7,11 @@ import asyncio
 import contextlib
 import logging
 import socket
+from typing import Any
 
 import uvicorn
 from prometheus_client.registry import CollectorRegistry
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from spin_server.admin.administration import Administration
 from spin_server.admin.applier import Applier
@@ -26,6 +28,18 @@ _DRAIN_SECONDS = 5
 _FIRST_APPLY_SECONDS = 60.0
 
 
+class _Protocol(H11Protocol):
+    """HTTP without a log of requests: their addresses may hold a key, or a reason that holds one.
+
+    uvicorn's own switch is one for the whole process, and the server that we are a guest of turns
+    it on.
+    """
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.access_log = False
+
+
 class _Server(uvicorn.Server):
     """Leaves the signals to the process that it is a guest of."""
 
@@ -33,6 +47,21 @@ class _Server(uvicorn.Server):
     def capture_signals(self):  # type: ignore[no-untyped-def]
         """Capture none."""
         yield
+
+
+def check_admin(store: str, host: str, port: int) -> None:
+    """Find out early what would stop the admin API: an engine takes minutes to load.
+
+    Raises:
+        InputError: the address cannot be had, or the store is no place for one.
+        StoreError: the store cannot be read.
+    """
+    _listen(host, port).close()
+    opened, _ = open_store(store)
+    try:
+        Administration(opened, Policy())
+    finally:
+        opened.close()
 
 
 class AdminServer:
@@ -75,8 +104,7 @@ class AdminServer:
         config = uvicorn.Config(
             create_app(services, registry),
             log_config=None,
-            access_log=False,
-            http="h11",  # bounds the headers
+            http=_Protocol,  # h11 bounds the headers
             lifespan="off",
             server_header=False,
             timeout_graceful_shutdown=_DRAIN_SECONDS,

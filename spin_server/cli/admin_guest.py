@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from prometheus_client import REGISTRY
 
 from spin_server.admin.engine_link import CanaryRow, Figures, RankReport
-from spin_server.admin.server import AdminServer
+from spin_server.admin.server import AdminServer, check_admin
 from spin_server.cli.admin_arguments import AdminArguments
 from spin_server.engine.spin.control import EngineControl
 from spin_server.policy.policy import Policy
@@ -54,10 +54,14 @@ class AdminGuest:
     Args:
         arguments: the admin API's.
         launch: the default policy that the server is started with.
+
+    Raises:
+        SpinError: what would stop it later, once the engine has loaded.
     """
 
     def __init__(self, arguments: AdminArguments, launch: Policy) -> None:
         self._arguments, self._launch = arguments, launch
+        check_admin(arguments.store, arguments.host, arguments.port)
 
     def __call__(self, control: EngineControl) -> AbstractAsyncContextManager[None]:
         """Start it, and stop it in the end."""

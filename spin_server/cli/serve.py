@@ -79,13 +79,14 @@ def main(argv: Sequence[str]) -> int:
         return _vllm_help(model)
     _refuse_early(model, rest)
 
-    from spin_server.engine.server import serve
-
     guest = None
     if admin is not None:
         from spin_server.cli.admin_guest import AdminGuest
 
         guest = AdminGuest(admin, settings.default.policy())
+
+    from spin_server.engine.server import serve
+
     return OK if serve(model, rest, settings, guest) else ENGINE_DIED
 
 

@@ -131,6 +131,21 @@ def test_change_takes_hold_of_a_request_that_is_running(server: LiveServer, admi
     assert desired == [answer["revision"]]
 
 
+def test_keys_and_reasons_are_not_in_the_servers_output(server: LiveServer, admin: Admin) -> None:
+    other = "spin_" + "A" * 43
+    admin("PATCH", f"/v1/policies/default?reason=for+{other}", {"probe_period": 0})
+    for path in (f"/v1/keys/{other}", f"/v1/status?k={admin.key}", f"/{admin.key}"):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            admin("GET", path)
+        refused.value.close()
+    server.complete("x", max_tokens=1)
+    output = server.log.read_text(errors="replace")
+    assert "POST /v1/completions" in output  # vLLM's own log of requests is on
+    assert "spin_A" not in output
+    assert admin.key not in output
+    assert "/v1/status" not in output
+
+
 def test_some_requests_try_a_canary_and_are_counted_apart(server: LiveServer, admin: Admin) -> None:
     path = "/v1/policies/harsh?canary_percent=50"
     answer = admin("PATCH", path, {"target_sparsity": 0.2, "exploration_share": 0})

@@ -19,12 +19,13 @@ from spin_server.policy.policy import Policy
 logger = logging.getLogger(__name__)
 
 _DEFAULT, _OTHER = "default", "_other"
+_CANARY = "/canary"  # no tenant's name has a slash
 _MOST_TENANTS = 64  # with series of their own; the rest share one
 _BASE = ("model_name", "engine")
 
 
 def _is_canary(name: str) -> bool:
-    return name.endswith("/canary")  # no tenant's name has a slash
+    return name.endswith(_CANARY)
 
 
 class SpinCollector(Collector):
@@ -52,7 +53,13 @@ class SpinCollector(Collector):
 
     def name_rows(self, rows: Mapping[str, int], first_row: int) -> None:
         """Say whose the rows from `first_row` on are now."""
-        kept = {row: name for row, name in self.names.items() if row < first_row}
+        # A canary that is over keeps its name, and its figures, until its row is somebody else's.
+        kept = {
+            row: name
+            for row, name in self.names.items()
+            if row < first_row
+            or (_is_canary(name) and name.removesuffix(_CANARY) in {_DEFAULT, *rows})
+        }
         self.names = kept | {row: name for name, row in rows.items()}
         gone = self.tenants.keys() - set(self.names.values()) - {_OTHER}
         for name in gone:

@@ -105,6 +105,24 @@ def test_blocks_are_the_tenants_that_had_the_row_when_they_were_counted() -> Non
     assert not any(" acme " in name for name in found)
 
 
+def test_canary_that_is_over_keeps_its_figures_until_its_row_is_somebody_elses() -> None:
+    spin = collector()
+    spin.name_rows({"acme": 1, "acme/canary": 2, "default/canary": 3}, 1)
+    spin.take({**SNAPSHOT, "policies": {2: counts(skipped=5), 3: counts(skipped=6)}})
+    spin.name_rows({"acme": 1}, 1)
+    # What its running requests still do is its own.
+    spin.take({**SNAPSHOT, "policies": {2: counts(skipped=7), 3: counts(skipped=6)}})
+    found = samples(spin)
+    assert found["spin_kv_blocks_total acme/canary skipped"] == 7
+    assert found["spin_kv_blocks_total default/canary skipped"] == 6
+    spin.name_rows({"acme": 1, "other": 2}, 1)
+    found = samples(spin)
+    assert found["spin_kv_blocks_total _other skipped"] == 7
+    assert not any("acme/canary" in name for name in found)
+    spin.name_rows({"other": 2}, 1)
+    assert samples(spin)["spin_kv_blocks_total default/canary skipped"] == 6
+
+
 def test_canaries_have_series_of_their_own_before_anybody_else() -> None:
     spin = collector()
     rows = {f"t{row:03}": row for row in range(1, 100)} | {"t007/canary": 100}
