@@ -100,13 +100,15 @@ class Model:
     def patch(self, name: str, changes: dict[str, Any], ttl: int | None, end: str) -> None:
         if name != "default" and ("tenant", name) not in self.documents:
             return
+        if ttl is not None and not changes:  # refused
+            return
         body = self.documents.pop(("policy", name), {"fields": {}})
         expires, fields = body.get("expires"), merged(body["fields"], changes)
         if ttl is not None:
             expires = {"at": end, "restore": expires["restore"] if expires else body["fields"]}
         elif expires:
             expires = {"at": expires["at"], "restore": merged(expires["restore"], changes)}
-        if expires:
+        if expires and expires["restore"] != fields:
             self.documents["policy", name] = {"fields": fields, "expires": expires}
         elif fields:
             self.documents["policy", name] = {"fields": fields}

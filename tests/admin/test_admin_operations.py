@@ -402,3 +402,14 @@ def test_tenant_takes_its_policy_and_keys_along(admin: Administration) -> None:
 
 
 # Keys
+
+
+def test_time_limit_with_nothing_left_to_take_back_is_gone(admin: Administration) -> None:
+    patch(admin, "default", 60, target_sparsity=0.65)
+    patch(admin, "default", target_sparsity=None)
+    assert DEFAULT_POLICY not in documents(admin)
+
+
+def test_time_limit_without_a_field_is_refused(admin: Administration) -> None:
+    with pytest.raises(InvalidError, match="expected a field to set for a while, got none"):
+        patch(admin, "default", 60)

@@ -45,6 +45,8 @@ def patch_policy(
             to all requests; None: all get the fields, and a canary stays as it is. Beside it, None
             takes a field out of the canary.
     """
+    if ttl_seconds is not None and not changes:
+        raise InvalidError("ttl_seconds: expected a field to set for a while, got none")
     if canary_percent is not None and ttl_seconds is not None:
         raise InvalidError("policy: expected ttl_seconds or canary_percent, got both")
 
@@ -72,6 +74,8 @@ def patch_policy(
             expires = Expiry(at=until, restore=restore)
         elif expires is not None:  # what is meant to last outlives what is not
             expires = Expiry(at=expires.at, restore=_merged(expires.restore, changes))
+        if expires is not None and expires.restore == fields:  # nothing is left to take back
+            expires = None
         canary = None if promoted else stored.canary
         return PolicyDocument(fields=fields, expires=expires, canary=canary)
 
