@@ -342,3 +342,25 @@ def test_requests_are_counted_by_route(ask: Client) -> None:
     assert f'spin_admin_requests_total{{code="200",{route}}} 1.0' in text
     assert f'spin_admin_requests_total{{code="404",{route}}} 1.0' in text
     assert 'spin_admin_requests_total{code="404",method="GET",route="none"} 1.0' in text
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        (b'{"probe_period": 1, "probe_period": 2}', "expected each member of an object once"),
+        (b'{"probe_period": 1', "expected JSON, got something else at line 1, column 19"),
+        (b"probe_period=1", "expected JSON, got something else at line 1, column 1"),
+        (b'{"probe_period": "\xff"}', "expected JSON in UTF-8, got other bytes"),
+        (b"[" * 100_000, "expected JSON of ordinary depth"),
+        (b'{"probe_period": ' + b"9" * 5000 + b"}", "numbers of ordinary length"),
+    ],
+)
+def test_body_that_means_nothing_or_two_things_is_refused(
+    ask: Client, body: bytes, detail: str
+) -> None:
+    headers = {"content-type": "application/json", "if-match": "*"}
+    headers["authorization"] = f"Bearer {ask.key}"
+    answer = ask.http.patch("/v1/policies/default", content=body, headers=headers)
+    assert answer.status_code == 422
+    assert detail in answer.json()["detail"]
+    assert ask("GET", "/v1/policies/default").json()["revision"] == 0

@@ -79,7 +79,8 @@ def _methods(request: Request) -> set[str]:
 
 
 def _unexpected(request: Request, error: Exception) -> JSONResponse:
-    logger.exception("admin: %s %s failed", request.method, request.url.path, exc_info=error)
+    path = without_keys(request.url.path)
+    logger.exception("admin: %s %s failed", request.method, path, exc_info=error)
     return problem(500, "Internal error", "the server's log says more")
 
 
