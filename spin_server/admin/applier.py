@@ -187,7 +187,7 @@ class Applier:
             if (trouble := self.unserved_trouble()) is not None:
                 logger.warning("admin: %s", trouble)
         for name, canary in self._tried.items():
-            if canaries.get(name, canary).row != canary.row or name not in canaries:
+            if not _has_row(canaries, name, canary.row):
                 self._ended[canary.row] = name
         for row in (*names.values(), *(canary.row for canary in canaries.values())):
             self._ended.pop(row, None)
@@ -199,7 +199,7 @@ class Applier:
         tried = {
             name: canary
             for name, canary in self._tried.items()
-            if name in canaries and canaries[name].row == canary.row
+            if _has_row(canaries, name, canary.row)
         }
         if (kept, tried) != (self._named, self._tried):
             self._link.name_rows(kept, tried)
@@ -265,3 +265,7 @@ class Applier:
         if self._behind_since is None:
             self._behind_since = self._clock()
         return self._clock() - self._behind_since
+
+
+def _has_row(canaries: dict[str, CanaryRow], name: str, row: int) -> bool:
+    return name in canaries and canaries[name].row == row

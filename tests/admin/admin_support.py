@@ -21,7 +21,7 @@ from spin_server.admin.operations import (
     patch_policy,
     restore,
 )
-from spin_server.admin.store.interface import Body, Commit, Entry, Ref, Snapshot
+from spin_server.admin.store.interface import Body, Change, Commit, Entry, Ref, Snapshot
 
 AUTHOR = Author("key-test", "PATCH /v1/policies/default", "a test", "request-1")
 ENTRY = Entry("2026-01-01T00:00:00Z", "key-test", "a test")
@@ -116,6 +116,9 @@ def execute(path: Path, *statements: str, values: tuple[Any, ...] = ()) -> None:
 
 
 DEFAULT_POLICY = Ref("policy", "default")
+# A commit that takes both objects of the store on Kubernetes.
+TENANT, KEY = Ref("tenant", "a"), Ref("key", "key-1")
+BOTH = [Change(TENANT, None, {"n": 1}), Change(KEY, None, {"n": 1})]
 
 
 LAUNCH = {

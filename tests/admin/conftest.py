@@ -57,6 +57,11 @@ def open_kubernetes(api: KubeApi, tmp_path: Path) -> Iterator[Callable[[], Kuber
         store.close()
 
 
+@pytest.fixture
+def kubernetes(open_kubernetes: Callable[[], KubernetesStore]) -> KubernetesStore:
+    return open_kubernetes()
+
+
 @pytest.fixture(params=["open_store", "open_kubernetes"])
 def open_any(request: pytest.FixtureRequest) -> Callable[[], Store]:
     """Open a store of each kind."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from admin_support import ENTRY, add_key, add_tenant, bodies, patch, replay
+from admin_support import BOTH, ENTRY, KEY, TENANT, add_key, add_tenant, bodies, patch, replay
 from kube_api import KubeApi, Refused
 from store_writer import acknowledged_until_killed, written
 
@@ -29,14 +29,7 @@ from spin_server.admin.store.kubernetes import store as kubernetes_store
 from spin_server.policy.policy import Policy
 
 Open = Callable[[], KubernetesStore]
-TENANT, KEY = Ref("tenant", "a"), Ref("key", "key-1")
-BOTH = [Change(TENANT, None, {"n": 1}), Change(KEY, None, {"n": 1})]
 KILLS = 6
-
-
-@pytest.fixture
-def kubernetes(open_kubernetes: Open) -> KubernetesStore:
-    return open_kubernetes()
 
 
 def add_one(store: KubernetesStore, ref: Ref) -> bool:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from admin_support import ENTRY, LAUNCH, add_key, bodies
+from admin_support import BOTH, ENTRY, KEY, LAUNCH, TENANT, add_key, bodies
 from kube_api import KubeApi
 
 from spin_server.admin.administration import Administration
@@ -23,13 +23,6 @@ from spin_server.errors import InputError
 from spin_server.policy.policy import Policy
 
 Open = Callable[[], KubernetesStore]
-TENANT, KEY = Ref("tenant", "a"), Ref("key", "key-1")
-BOTH = [Change(TENANT, None, {"n": 1}), Change(KEY, None, {"n": 1})]
-
-
-@pytest.fixture
-def kubernetes(open_kubernetes: Open) -> KubernetesStore:
-    return open_kubernetes()
 
 
 def test_ten_thousand_keys_and_a_thousand_tenants_fit(kubernetes: KubernetesStore) -> None:

@@ -14,7 +14,7 @@ from admin_support import ENTRY, add_key, add_tenant, bodies, patch
 from kube_api import KubeApi, Refused
 
 from spin_server.admin.administration import Administration
-from spin_server.admin.errors import UnavailableError
+from spin_server.admin.errors import NotFoundError, UnavailableError
 from spin_server.admin.store.interface import Change, Ref, StaleError, StoreError
 from spin_server.admin.store.kubernetes import KubernetesStore, store
 from spin_server.policy.policy import Policy
@@ -189,6 +189,21 @@ def test_change_by_hand_is_told_and_taken_back(
     assert patch(admin, "a", target_sparsity=0.4).state.revision == 3
 
 
+def test_log_that_was_emptied_is_forgotten_and_nothing_ends(
+    api: KubeApi, open_kubernetes: Open, admin: Administration
+) -> None:
+    other = Administration(open_kubernetes(), Policy())
+    add_tenant(admin, "a")
+    until(lambda: other.refresh().revision == 1)
+    api.edit("configmaps", lambda data: data.update(log=""))
+    until(lambda: admin.store.log(before=None, limit=9) == [])
+    with pytest.raises(NotFoundError):
+        admin.since(0)
+    patch(admin, "a", target_sparsity=0.5)
+    until(lambda: other.refresh().revision == 2)
+    assert [commit.revision for commit in admin.since(1)] == [2]
+
+
 @pytest.mark.parametrize("text", ["", "eJw=", "bm8gemxpYg=="])
 def test_secret_that_cannot_be_read_is_told(
     api: KubeApi, open_kubernetes: Open, admin: Administration, text: str
@@ -222,15 +237,22 @@ def test_object_that_was_deleted_is_told_and_may_come_back(
     assert admin.state.revision == 3
 
 
-def test_store_that_is_put_back_is_not_followed(
-    api: KubeApi, open_kubernetes: Open, admin: Administration
-) -> None:
+def older(api: KubeApi, admin: Administration) -> tuple[KubernetesStore, Callable[[], None]]:
+    """Make two revisions; what brings the ConfigMap back to the first."""
     add_tenant(admin, "a")
     backup = api.data("configmaps")
     patch(admin, "a", target_sparsity=0.5)
-    store = admin.store
-    assert isinstance(store, KubernetesStore)
-    api.edit("configmaps", lambda data: (data.clear(), data.update(backup)))
+    assert isinstance(admin.store, KubernetesStore)
+    return admin.store, lambda: api.edit(
+        "configmaps", lambda data: (data.clear(), data.update(backup))
+    )
+
+
+def test_store_that_is_put_back_is_not_followed(
+    api: KubeApi, open_kubernetes: Open, admin: Administration
+) -> None:
+    store, put_back = older(api, admin)
+    put_back()
     assert "was put back: expected what follows revision 2, got another revision 1" in until(
         lambda: told(store)
     )
@@ -244,13 +266,9 @@ def test_store_that_is_put_back_is_not_followed(
 def test_store_that_is_put_back_and_went_on_elsewhere_is_not_followed(
     api: KubeApi, open_kubernetes: Open, admin: Administration
 ) -> None:
-    add_tenant(admin, "a")
-    backup = api.data("configmaps")
-    patch(admin, "a", target_sparsity=0.5)
-    store = admin.store
-    assert isinstance(store, KubernetesStore)
+    store, put_back = older(api, admin)
     with store._writing:  # it hears of nothing meanwhile
-        api.edit("configmaps", lambda data: (data.clear(), data.update(backup)))
+        put_back()
         other = Administration(open_kubernetes(), Policy())
         for n in range(3):
             patch(other, "a", probe_period=n + 1)

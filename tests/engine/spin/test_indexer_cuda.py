@@ -32,7 +32,8 @@ from spin_server.policy.policy import Policy
 from spin_server.policy.ratio import Ratio
 
 pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="emulates DeepGEMM on a CPU; on a GPU serving_gpu.py runs it"
+    torch.cuda.is_available(),
+    reason="its tensors are a CPU's, for Triton's interpreter; with a GPU Triton compiles",
 )
 
 LAYERS, BLOCK, TOP_K, HEADS, DIM = (2, 5), 64, 512, 4, 128

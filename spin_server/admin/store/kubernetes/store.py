@@ -135,20 +135,24 @@ class KubernetesStore:
             raise StoreError(f"expected {self._cluster.shown(kind)}, got none: it was deleted")
         return found
 
+    def _read_on(self, end: float | None = None) -> _Pair:
+        """Read both objects, as `_read`; what does not follow what was held is refused."""
+        pair, held = self._read(end), self._pair.head
+        if not _follows(pair.head, held):
+            raise StoreError(
+                f"{self._cluster.shown('config_map')} was put back: expected what follows "
+                f"revision {held.revision}, got another revision {pair.head.revision}; restart "
+                "the servers to go on from there"
+            )
+        return pair
+
     def _refresh(self) -> None:
         """Take over what the API server has; `_writing` is held."""
         try:
-            pair = self._read()
-            if not _follows(pair.head, self._pair.head):
-                raise StoreError(
-                    f"{self._cluster.shown('config_map')} was put back: expected what follows "
-                    f"revision {self._pair.head.revision}, got another revision "
-                    f"{pair.head.revision}; restart the servers to go on from there"
-                )
+            self._hold(self._read_on())
         except StoreError as error:
             self._note(error)
             raise
-        self._hold(pair)
 
     def _hold(self, pair: _Pair) -> None:
         with self._lock:
@@ -184,14 +188,14 @@ class KubernetesStore:
     def since(self, revision: int) -> list[Commit]:
         """See `Store`."""
         pair = self._good()
-        found = [c for c in commits(pair.head, pair.ring) if c.revision > revision]
-        if len(found) < pair.head.revision - revision:
-            oldest = pair.head.revision - len(commits(pair.head, pair.ring))
+        known = commits(pair.head, pair.ring)
+        oldest = pair.head.revision - len(known)
+        if revision < oldest:
             raise ForgottenError(
                 f"the log on Kubernetes is bounded: expected revision {oldest} or later, got "
                 f"{revision}"
             )
-        return found
+        return [commit for commit in known if commit.revision > revision]
 
     # Watching
 
@@ -281,12 +285,11 @@ class KubernetesStore:
             ring = replace(pair.ring, pending=Pending(identity, revision, wanted))
             kept, ring = write_keyring(ring, pair.secret.data)
             secret = self._cluster.replace("secret", pair.secret, kept)
-            pair = replace(pair, secret=secret, pending=True)
             done = settled(ring, head)
             assert done is not None
-            pair = replace(pair, ring=done)
+            pair = replace(pair, secret=secret, ring=done, pending=False)
         config_map = self._cluster.replace("config_map", pair.config_map, data)
-        return replace(pair, config_map=config_map, head=head, pending=not of_keys and pair.pending)
+        return replace(pair, config_map=config_map, head=head)
 
     def _fence(self, pair: _Pair) -> _Pair:
         """Write the ConfigMap as it is, so that nobody can commit on what he read before."""
@@ -306,7 +309,7 @@ class KubernetesStore:
             self._closed.wait(pause)
             pause = min(0.05 + 2 * pause, 2.0)
             try:
-                pair = self._read(end)
+                pair = self._read_on(end)
                 if _knows(pair.head, identity):
                     self._hold(pair)
                     return True
@@ -356,7 +359,9 @@ def _knows(head: Head, identity: str) -> bool:
 
 def _reaches(head: Head, revision: int) -> bool:
     """Say whether the log would hold a revision, if it was made."""
-    return head.revision < revision or head.log[0].commit.revision <= revision
+    if head.revision < revision:
+        return True
+    return bool(head.log) and head.log[0].commit.revision <= revision
 
 
 def _follows(head: Head, before: Head) -> bool:
