@@ -1,10 +1,10 @@
 """The `--admin-*` arguments of `spin-server serve`."""
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spin_server.admin.location import check_location
+from spin_server.cli.own_arguments import own_parser, take_own
 from spin_server.errors import InputError
 
 DEFAULT_PORT = 8081
@@ -28,17 +28,11 @@ def read_admin_arguments(argv: Sequence[str]) -> tuple[AdminArguments | None, li
     Raises:
         InputError: an argument that does not make sense.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser = own_parser()
     parser.add_argument("--admin-store")
     parser.add_argument("--admin-host")
     parser.add_argument("--admin-port", type=int)
-    try:
-        ours, rest = parser.parse_known_args(argv)
-    except argparse.ArgumentError as error:
-        raise InputError("serve", "the admin API's arguments", error) from None
-    for argument in rest:
-        if argument.startswith("--admin-"):
-            raise InputError("serve", "one of the admin API's arguments (see --help)", argument)
+    ours, rest = take_own(parser, argv, "--admin-", "the admin API's")
     if ours.admin_store is None:
         if ours.admin_host is not None or ours.admin_port is not None:
             raise InputError("serve", "--admin-store beside --admin-host and -port", "none")

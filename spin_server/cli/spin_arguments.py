@@ -1,6 +1,5 @@
 """The `--spin-*` arguments of `spin-server serve`."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from spin_server.cli.own_arguments import own_parser, take_own
 from spin_server.engine.spin.settings import PolicySettings, SpinSettings
 from spin_server.errors import InputError
 
@@ -24,7 +24,7 @@ def read_spin_arguments(argv: Sequence[str]) -> tuple[SpinSettings, list[str]]:
     Raises:
         InputError: an argument or a policy file that does not make sense.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser = own_parser()
     for field in _POLICY_FIELDS:
         kind = int if field == "probe_period" else str
         parser.add_argument(f"--spin-{field.replace('_', '-')}", dest=field, type=kind)
@@ -40,13 +40,7 @@ def read_spin_arguments(argv: Sequence[str]) -> tuple[SpinSettings, list[str]]:
     parser.add_argument("--spin-record-layers")
     for field in _RECORD_LIMITS:
         parser.add_argument(f"--spin-record-{field}")
-    try:
-        ours, rest = parser.parse_known_args(argv)
-    except argparse.ArgumentError as error:
-        raise InputError("serve", "SPIN's arguments", error) from None
-    for argument in rest:
-        if argument.startswith("--spin-"):
-            raise InputError("serve", "one of SPIN's arguments (see --help)", argument)
+    ours, rest = take_own(parser, argv, "--spin-", "SPIN's")
     given = {f: v for f in _POLICY_FIELDS if (v := getattr(ours, f)) is not None}
     settings: dict[str, Any] = {"enabled": not ours.spin_off, "default": given}
     if ours.spin_policies is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spin_server.engine.spin.admission import PolicyGate
-from spin_server.engine.spin.metrics import SpinCollector
+from spin_server.engine.spin.metrics import CANARY, SpinCollector
 from spin_server.engine.spin.policy_table import PolicyTable
 from spin_server.engine.spin.settings import SpinSettings
 from spin_server.errors import StartupError
@@ -127,6 +127,6 @@ class EngineControl:
                 of a hundred do. Their blocks are counted as the tenant `NAME/canary`.
         """
         canaries = canaries or {}
-        tried = {f"{name}/canary": row for name, (row, _) in canaries.items()}
+        tried = {name + CANARY: row for name, (row, _) in canaries.items()}
         self._collector.name_rows({**rows, **tried}, self.first_row)
         self._gate.name_rows(rows, canaries)

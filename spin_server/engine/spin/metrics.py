@@ -19,13 +19,13 @@ from spin_server.policy.policy import Policy
 logger = logging.getLogger(__name__)
 
 _DEFAULT, _OTHER = "default", "_other"
-_CANARY = "/canary"  # no tenant's name has a slash
+CANARY = "/canary"  # no tenant's name has a slash
 _MOST_TENANTS = 64  # with series of their own; the rest share one
 _BASE = ("model_name", "engine")
 
 
 def _is_canary(name: str) -> bool:
-    return name.endswith(_CANARY)
+    return name.endswith(CANARY)
 
 
 class SpinCollector(Collector):
@@ -58,7 +58,7 @@ class SpinCollector(Collector):
             row: name
             for row, name in self.names.items()
             if row < first_row
-            or (_is_canary(name) and name.removesuffix(_CANARY) in {_DEFAULT, *rows})
+            or (_is_canary(name) and name.removesuffix(CANARY) in {_DEFAULT, *rows})
         }
         self.names = kept | {row: name for name, row in rows.items()}
         gone = self.tenants.keys() - set(self.names.values()) - {_OTHER}
