@@ -365,8 +365,9 @@ class GpuBenchWorker(SpinWorkerExtension):
 
         A mode is a word, and after plus signs: `high` for a main stream of high priority, `at-once`
         for learning that need not start behind the top-K, `after` for learning after the attention,
-        `small` for many short programs, `last` for planning after learning, `apart` for planning in
-        a stream of its own, `short` for the default `--spin-min-context`.
+        `small` for many short programs and a number for about as many, `last` for planning after
+        learning, `apart` for planning in a stream of its own, `short` for the default
+        `--spin-min-context`.
         """
         manager, took = self.model_runner.cudagraph_manager, {}
         rows = self.model_runner.max_num_reqs
@@ -378,7 +379,8 @@ class GpuBenchWorker(SpinWorkerExtension):
         for mode in modes:
             started = time.perf_counter()
             (_Bench.mode, *_Bench.words), manager.graphs = mode.split("+"), {}
-            programs = 2**30 if "small" in _Bench.words else _PROGRAMS
+            given = [int(word) for word in _Bench.words if word.isdigit()]
+            programs = 2**30 if "small" in _Bench.words else (given or [_PROGRAMS])[0]
             history_update._PROGRAMS = window_max._PROGRAMS = programs
             if layers is not None:
                 short = SpinSparseAttnIndexer.default_min_context // layers.compress_ratio

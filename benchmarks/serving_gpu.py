@@ -80,9 +80,14 @@ def make_engine(args: argparse.Namespace, folder: Path, settings: Any, tokens: i
                 "cudagraph_mode": GRAPHS[args.graphs],
                 "cudagraph_capture_sizes": sizes,
                 "max_cudagraph_capture_size": max(sizes),
+                # FlashInfer would compile its kernels for minutes first.
+                "pass_config": {"fuse_allreduce_rms": False},
             }
         }
     )
+    kernels: dict[str, Any] = {"enable_jit_warmup": False}
+    if args.tp > 1:
+        kernels["moe_backend"] = "triton"  # what one GPU takes by itself
     return driven_engine(
         ["spin"],
         settings,
@@ -98,7 +103,7 @@ def make_engine(args: argparse.Namespace, folder: Path, settings: Any, tokens: i
         gpu_memory_utilization=args.memory,
         kv_cache_memory_bytes=2**30 if args.what == "check" else None,
         async_scheduling=False,
-        kernel_config={"enable_jit_warmup": False},
+        kernel_config=kernels,
         kv_transfer_config={
             "kv_connector": "DecodeBenchConnector",
             "kv_role": "kv_both",
