@@ -29,7 +29,6 @@ from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 from vllm.v1.worker.utils import KVBlockZeroer
 
 from spin_kernels.history_update import triton as history_update
-from spin_kernels.window_max import triton as window_max
 from spin_server.engine.spin import indexer_cuda, side_stream
 from spin_server.engine.spin.device import DeviceLayers
 from spin_server.engine.spin.indexer_cuda import PAGE_SLOTS, SpinSparseAttnIndexer
@@ -42,7 +41,8 @@ from spin_server.engine.worker import SpinWorkerExtension
 
 _PAGE_KEYS, _PAGE_BYTES = 64 * 128, 64 * 132
 _AHEAD_CYCLES = 4_000_000  # 2 ms at 2 GHz
-_PROGRAMS = history_update._PROGRAMS
+_SHAPE = {"b": "_BLOCKS", "w": "_WARPS", "p": "_PROGRAMS", "q": "_LAUNCHES"}  # of the update
+_SHAPED = {name: getattr(history_update, name) for name in _SHAPE.values()}
 _spin_forward = SpinSparseAttnIndexer.forward_cuda
 _plan_ahead, _one_graph = SpinSparseAttnIndexer.plan_ahead, side_stream.one_graph
 _learn, _capture_stream = DeviceLayers.learn, CudaGraphManager._capture_stream
@@ -122,7 +122,7 @@ def _plan_ahead_in_this_mode(self: SpinSparseAttnIndexer) -> None:
 
 
 def _learn_in_this_mode(self: DeviceLayers, layer: int, scores: Tensor) -> None:
-    if "after" in _Bench.words:
+    if "after" in _Bench.words or "late" in _Bench.words:
         _Bench.unlearnt.append((self, layer, scores))
         return
     _learn(self, layer, scores)
@@ -130,9 +130,11 @@ def _learn_in_this_mode(self: DeviceLayers, layer: int, scores: Tensor) -> None:
         _plan_ahead(_Bench.postponed.pop())
 
 
-def _learn_after_attention(*_: Any) -> None:
-    while _Bench.unlearnt:
-        layers, layer, scores = _Bench.unlearnt.pop()
+def _learn_after_attention(number: int, *_: Any) -> None:
+    for layers, layer, scores in tuple(_Bench.unlearnt):
+        if "late" in _Bench.words and layer == number:
+            continue  # after the next layer's attention
+        _Bench.unlearnt.remove((layers, layer, scores))
         with worker_spin().beside.branch(scores):
             _learn(layers, layer, scores)
 
@@ -226,11 +228,14 @@ class GpuBenchWorker(SpinWorkerExtension):
         _Bench.in_order = in_order
         rows, model = self.model_runner.max_num_reqs, self.model_runner.model
         heads = self.model_config.hf_config.index_n_heads
-        names = {module: name for name, module in model.named_modules()}
+        for name, module in model.named_modules():
+            path = name.split(".")
+            if path[-1].isdigit() and hasattr(module, "attn"):
+                after = functools.partial(_learn_after_attention, int(path[-1]))
+                module.attn.register_forward_hook(after)
+            if isinstance(module, SpinSparseAttnIndexer):  # has a number, unless SPIN is off
+                module.layer_number = next(int(part) for part in path if part.isdigit())
         for module in self._indexers():
-            path = names[module].split(".")
-            attention = path[: path.index(str(module.layer_number)) + 2]
-            model.get_submodule(".".join(attention)).register_forward_hook(_learn_after_attention)
             # vLLM looks the method up once, when the layer is built.
             module._forward_method = functools.partial(_forward, module)
             shape, device = (rows, heads, module.head_dim), self.device
@@ -340,7 +345,7 @@ class GpuBenchWorker(SpinWorkerExtension):
 
         Returns:
             Distinct blocks so far, mean of all rows and layers; and what share of the values in the
-            first row's history differ, None without a history.
+            first row's history differ from their neighbours, None without a history.
         """
         layers = worker_spin().layers
         assert isinstance(layers, DeviceLayers)
@@ -354,8 +359,9 @@ class GpuBenchWorker(SpinWorkerExtension):
         _Bench.listed[name][layer, row, plan.blocks[layer, row, place].long()] = True
         history = layers.histories.vertical[int(layers._rows.slots[live][0])]
         if int(layers.histories.steps[layers._rows.slots[live][0]]) > 0:
-            # What no step has scored is zero, and so is one value more.
-            distinct = len(history.unique()) / (1 + int((history != 0).sum()))
+            # Neighbours, for bfloat16 has fewer values than a history has slots.
+            scored = history[history != 0]
+            distinct = float((scored[1:] != scored[:-1]).float().mean())
         else:
             distinct = None
         return float(_Bench.listed[name].sum(-1)[:, live].float().mean()), distinct
@@ -365,9 +371,10 @@ class GpuBenchWorker(SpinWorkerExtension):
 
         A mode is a word, and after plus signs: `high` for a main stream of high priority, `at-once`
         for learning that need not start behind the top-K, `after` for learning after the attention,
-        `small` for many short programs and a number for about as many, `last` for planning after
-        learning, `apart` for planning in a stream of its own, `short` for the default
-        `--spin-min-context`.
+        `late` after the next layer's, `last` for planning after learning, `apart` for planning in a
+        stream of its own, `short` for the default `--spin-min-context`; of the update, `b16` for
+        tiles of 16 blocks, `w8` for programs of 8 warps, `p64` for 64 programs a launch, `q4` for 4
+        launches.
         """
         manager, took = self.model_runner.cudagraph_manager, {}
         rows = self.model_runner.max_num_reqs
@@ -379,9 +386,11 @@ class GpuBenchWorker(SpinWorkerExtension):
         for mode in modes:
             started = time.perf_counter()
             (_Bench.mode, *_Bench.words), manager.graphs = mode.split("+"), {}
-            given = [int(word) for word in _Bench.words if word.isdigit()]
-            programs = 2**30 if "small" in _Bench.words else (given or [_PROGRAMS])[0]
-            history_update._PROGRAMS = window_max._PROGRAMS = programs
+            for name, value in _SHAPED.items():
+                setattr(history_update, name, value)
+            for word in _Bench.words:
+                if word[0] in _SHAPE and word[1:].isdigit():
+                    setattr(history_update, _SHAPE[word[0]], int(word[1:]))
             if layers is not None:
                 short = SpinSparseAttnIndexer.default_min_context // layers.compress_ratio
                 layers.dense_slots = short if "short" in _Bench.words else dense_slots

@@ -7,8 +7,9 @@ from torch import Tensor
 from spin_kernels.arguments import Histories, PolicyColumns, Rows, StepPlan
 
 _BLOCKS = 8
-# Enough to fill a GPU. Fewer leave the model's kernels beside them no more room (docs/log.md).
-_PROGRAMS = 132 * 16
+_WARPS = 4
+_PROGRAMS = 132 * 16  # enough to fill a GPU
+_LAUNCHES = 1
 
 
 @triton.jit
@@ -24,8 +25,8 @@ def _rounded(values, dtype: tl.constexpr):
     return values
 
 
-# One binary for all layers: a graph is captured layer by layer, and must not compile.
-@triton.jit(do_not_specialize=["first_state"])
+# One binary for all layers and shares: a graph is captured layer by layer, and must not compile.
+@triton.jit(do_not_specialize=["first_state", "first_share", "num_shares", "num_rows"])
 def _update_kernel(
     vertical_ptr,
     diagonal_ptr,
@@ -44,26 +45,45 @@ def _update_kernel(
     scores_ptr,
     scores_stride,
     first_state,
+    first_share,
+    num_shares,
+    num_rows,
     max_slots,
     num_offsets,
     max_blocks,
     COMPRESS_RATIO: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCKS: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    row = tl.program_id(0)
-    step = tl.load(step_numbers_ptr + row)
-    count = tl.load(counts_ptr + row)
-    if step >= 0:
+    # All rows' tiles in one line, and of those this program's share, however long the rows are.
+    numbers = tl.arange(0, ROWS)
+    exists = numbers < num_rows
+    counts = tl.load(counts_ptr + numbers, mask=exists, other=0)
+    learning = tl.load(step_numbers_ptr + numbers, mask=exists, other=-1) >= 0
+    tiles = tl.where(learning, (counts + BLOCKS - 1) // BLOCKS, 0)
+    ends = tl.cumsum(tiles, 0)
+    total = tl.sum(tiles, 0).to(tl.int64)
+    share = first_share + tl.program_id(0)
+    tile = (total * share // num_shares).to(tl.int32)
+    last = (total * (share + 1) // num_shares).to(tl.int32)
+    row = tl.sum((ends <= tile).to(tl.int32), 0)
+    inner = tl.arange(0, BLOCK_SIZE)
+    lowest = -float("inf")
+    while tile < last:
+        end = tl.sum(tl.where(numbers == row, ends, 0), 0)
+        first = end - tl.sum(tl.where(numbers == row, tiles, 0), 0)
+        step = tl.load(step_numbers_ptr + row)
+        count = tl.load(counts_ptr + row)
         state = (first_state + tl.load(slots_ptr + row)).to(tl.int64)
         query = tl.load(positions_ptr + row) // COMPRESS_RATIO
         num_slots = tl.load(num_slots_ptr + row).to(tl.int64)
         policy = tl.load(policies_ptr + row)
         decay = tl.load(decay_ptr + policy)
         gain = tl.load(gain_ptr + policy)
-        inner = tl.arange(0, BLOCK_SIZE)
-        lowest = -float("inf")
-        for start in range(tl.program_id(1) * BLOCKS, count, tl.num_programs(1) * BLOCKS):
+        for start in range(
+            (tile - first) * BLOCKS, (tl.minimum(end, last) - first) * BLOCKS, BLOCKS
+        ):
             place = start + tl.arange(0, BLOCKS)
             listed = place < count
             block = tl.load(
@@ -95,6 +115,8 @@ def _update_kernel(
             tl.store(diagonal_max_ptr + cached, tl.max(tl.where(visible, d, lowest), 1), listed)
             seen = listed & (tl.max(observed.to(tl.int32), 1) > 0)
             tl.store(last_observed_ptr + cached, step, mask=seen)
+        tile = tl.minimum(end, last)
+        row += 1
 
 
 def history_update(
@@ -111,33 +133,37 @@ def history_update(
 ) -> None:
     """See `spin_kernels.history_update.reference`; bit for bit the same histories."""
     max_blocks = histories.vertical_max.shape[1]
-    # About as many programs whatever the batch; each walks over its share of the blocks.
-    programs = max(1, min(triton.cdiv(max_blocks, _BLOCKS), triton.cdiv(_PROGRAMS, num_rows)))
-    _update_kernel[(num_rows, programs)](
-        histories.vertical,
-        histories.diagonal,
-        histories.vertical_max,
-        histories.diagonal_max,
-        histories.last_observed,
-        rows.slots,
-        rows.policies,
-        rows.positions,
-        rows.num_slots,
-        policies.decay,
-        policies.gain,
-        plan.blocks[layer_index],
-        plan.counts[layer_index],
-        plan.step_numbers[layer_index],
-        scores,
-        scores.stride(0),
-        layer_index * histories.num_states,
-        histories.vertical.shape[1],
-        histories.diagonal.shape[1],
-        max_blocks,
-        COMPRESS_RATIO=compress_ratio,
-        BLOCK_SIZE=block_size,
-        BLOCKS=_BLOCKS,
-        num_warps=4,
-        # A fused multiply-add rounds once where the definition rounds twice.
-        enable_fp_fusion=False,
-    )
+    programs = min(_PROGRAMS, num_rows * triton.cdiv(max_blocks, _BLOCKS))
+    for launch in range(_LAUNCHES):
+        _update_kernel[(programs,)](
+            histories.vertical,
+            histories.diagonal,
+            histories.vertical_max,
+            histories.diagonal_max,
+            histories.last_observed,
+            rows.slots,
+            rows.policies,
+            rows.positions,
+            rows.num_slots,
+            policies.decay,
+            policies.gain,
+            plan.blocks[layer_index],
+            plan.counts[layer_index],
+            plan.step_numbers[layer_index],
+            scores,
+            scores.stride(0),
+            layer_index * histories.num_states,
+            launch * programs,
+            _LAUNCHES * programs,
+            num_rows,
+            histories.vertical.shape[1],
+            histories.diagonal.shape[1],
+            max_blocks,
+            COMPRESS_RATIO=compress_ratio,
+            BLOCK_SIZE=block_size,
+            BLOCKS=_BLOCKS,
+            ROWS=triton.next_power_of_2(num_rows),
+            num_warps=_WARPS,
+            # A fused multiply-add rounds once where the definition rounds twice.
+            enable_fp_fusion=False,
+        )
