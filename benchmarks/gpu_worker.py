@@ -76,8 +76,9 @@ def _forward(
     self: SpinSparseAttnIndexer, hidden: Tensor, q: Any, k: Tensor | None, weights: Tensor
 ) -> Tensor:
     """Run the indexer on random queries, in the mode that is being captured or checked."""
-    given = _Bench.queries[self.layer_number]
-    if len(hidden) <= len(given):  # else it is a batch of vLLM's own, before it serves
+    given = _Bench.queries.get(getattr(self, "layer_number", -1))
+    # Not before the benchmark is installed, nor in a batch of vLLM's own.
+    if given is not None and len(hidden) <= len(given):
         assert q.shape[1:] == given.shape[1:]
         assert q.dtype == given.dtype
         q = given[: len(q)]
@@ -88,6 +89,10 @@ def _forward(
         rows = self.topk_indices_buffer[: len(hidden), : self.topk_tokens]
         rows.copy_(rows.sort(descending=True).values)
     return chosen
+
+
+# At once: vLLM looks the method up when it builds a layer, and a graph in pieces keeps it.
+SpinSparseAttnIndexer.forward_cuda = _forward
 
 
 def _forward_in_this_mode(
@@ -236,8 +241,6 @@ class GpuBenchWorker(SpinWorkerExtension):
             if isinstance(module, SpinSparseAttnIndexer):  # has a number, unless SPIN is off
                 module.layer_number = next(int(part) for part in path if part.isdigit())
         for module in self._indexers():
-            # vLLM looks the method up once, when the layer is built.
-            module._forward_method = functools.partial(_forward, module)
             shape, device = (rows, heads, module.head_dim), self.device
             queries = torch.empty(shape, dtype=torch.float8_e4m3fn, device=device)
             _Bench.queries[module.layer_number] = queries

@@ -38,6 +38,8 @@ def driven_engine(plugins: Sequence[str], settings: Any, **arguments: Any) -> An
     from spin_server.engine.spin.settings import CONFIG_KEY
 
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    # SPIN explores by the request's id: two runs of the same requests choose alike with the same.
+    os.environ["VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"] = "1"
     environment.prepare_engine()
     if "spin_cpu" in plugins:
         environment.prepare_cpu_engine()

@@ -275,9 +275,9 @@ def measure(args: argparse.Namespace) -> None:
         modes = ["off", "bound", "spin", "in-order", *args.variants]
         print("captured", engine.collective_rpc("bench_capture", args=(modes,)))
         runs: Runs = [("all-keep", ("off", "0", "0"))]
-        for sparsity, exploration in SPARSITIES.items():
-            runs.append((f"spin {sparsity}", ("spin", sparsity, exploration)))
-            runs.append((f"bound {sparsity}", ("bound", sparsity, exploration)))
+        for sparsity in args.sparsities:
+            runs.append((f"spin {sparsity}", ("spin", sparsity, SPARSITIES[sparsity])))
+            runs.append((f"bound {sparsity}", ("bound", sparsity, SPARSITIES[sparsity])))
         runs += [(f"{mode} 0.4", (mode, "0.4", SPARSITIES["0.4"])) for mode in modes[3:]]
         for name, setting in runs if args.profile else ():
             engine.collective_rpc("bench_switch", args=(*setting, args.tokens))
@@ -429,6 +429,7 @@ def main() -> None:
     parser.add_argument(
         "--variants", nargs="*", default=[], help="more modes to time, such as spin+high"
     )
+    parser.add_argument("--sparsities", nargs="*", default=list(SPARSITIES), choices=SPARSITIES)
     parser.add_argument("--history", default="float32", help="how it is stored; or bfloat16")
     parser.add_argument("--tp", type=int, default=1, help="GPUs of a check")
     parser.add_argument("--padded", action="store_true", help="capture the largest batch alone")

@@ -25,8 +25,28 @@ def _rounded(values, dtype: tl.constexpr):
     return values
 
 
+@triton.jit
+def _block_max(values):
+    """Give every lane of a block its largest value: [parts, blocks, lanes] to [1, blocks, 1]."""
+    return tl.max(tl.max(values, 0, keep_dims=True), 2, keep_dims=True)
+
+
 # One binary for all layers and shares: a graph is captured layer by layer, and must not compile.
-@triton.jit(do_not_specialize=["first_state", "first_share", "num_shares", "num_rows"])
+# Strides of no known alignment give every lane one slot: then all warps work for themselves, where
+# lanes of four slots would exchange theirs with D's, which runs backwards, through shared memory.
+@triton.jit(
+    do_not_specialize=[
+        "first_state",
+        "first_share",
+        "num_shares",
+        "num_rows",
+        "scores_stride",
+        "max_slots",
+        "num_offsets",
+        "max_blocks",
+        "one",
+    ]
+)
 def _update_kernel(
     vertical_ptr,
     diagonal_ptr,
@@ -51,10 +71,13 @@ def _update_kernel(
     max_slots,
     num_offsets,
     max_blocks,
+    one,
     COMPRESS_RATIO: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCKS: tl.constexpr,
     ROWS: tl.constexpr,
+    LANES: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     # All rows' tiles in one line, and of those this program's share, however long the rows are.
     numbers = tl.arange(0, ROWS)
@@ -68,7 +91,9 @@ def _update_kernel(
     tile = (total * share // num_shares).to(tl.int32)
     last = (total * (share + 1) // num_shares).to(tl.int32)
     row = tl.sum((ends <= tile).to(tl.int32), 0)
-    inner = tl.arange(0, BLOCK_SIZE)
+    places = (tl.arange(0, BLOCKS) * one)[None, :, None]
+    inner = (tl.arange(0, PARTS) * LANES)[:, None, None] + tl.arange(0, LANES)[None, None, :]
+    first_lane = tl.arange(0, LANES)[None, None, :] == 0
     lowest = -float("inf")
     while tile < last:
         end = tl.sum(tl.where(numbers == row, ends, 0), 0)
@@ -76,45 +101,50 @@ def _update_kernel(
         step = tl.load(step_numbers_ptr + row)
         count = tl.load(counts_ptr + row)
         state = (first_state + tl.load(slots_ptr + row)).to(tl.int64)
-        query = tl.load(positions_ptr + row) // COMPRESS_RATIO
-        num_slots = tl.load(num_slots_ptr + row).to(tl.int64)
+        query = (tl.load(positions_ptr + row) // COMPRESS_RATIO).to(tl.int32)
+        num_slots = tl.load(num_slots_ptr + row)
         policy = tl.load(policies_ptr + row)
         decay = tl.load(decay_ptr + policy)
         gain = tl.load(gain_ptr + policy)
-        for start in range(
-            (tile - first) * BLOCKS, (tl.minimum(end, last) - first) * BLOCKS, BLOCKS
-        ):
-            place = start + tl.arange(0, BLOCKS)
-            listed = place < count
-            block = tl.load(
-                blocks_ptr + row.to(tl.int64) * max_blocks + place, mask=listed, other=0
-            )
-            slot = block.to(tl.int64)[:, None] * BLOCK_SIZE + inner[None, :]
-            visible = listed[:, None] & (slot < num_slots)
-            column = place.to(tl.int64)[:, None] * BLOCK_SIZE + inner[None, :]
-            z = tl.load(
-                scores_ptr + row.to(tl.int64) * scores_stride + column, mask=visible, other=lowest
-            ).to(tl.float32)
-            observed = visible & (tl.abs(z) < float("inf"))  # NaN compares false
-
-            at = vertical_ptr + state * max_slots + slot
-            v = tl.load(at, mask=visible, other=0.0).to(tl.float32)
-            v = tl.where(observed, _rounded(decay * v + gain * z, vertical_ptr.dtype.element_ty), v)
-            tl.store(at, v, mask=observed)
-
+        vertical = vertical_ptr + state * max_slots
+        diagonal = diagonal_ptr + state * num_offsets
+        vertical_max = vertical_max_ptr + state * max_blocks
+        diagonal_max = diagonal_max_ptr + state * max_blocks
+        last_observed = last_observed_ptr + state * max_blocks
+        blocks = blocks_ptr + row.to(tl.int64) * max_blocks
+        scores = scores_ptr + row.to(tl.int64) * scores_stride
+        start = (tile - first) * BLOCKS
+        stop = (tl.minimum(end, last) - first) * BLOCKS
+        everywhere = places + tl.zeros([1, BLOCKS, LANES], tl.int32)
+        following = tl.load(blocks + start + everywhere, mask=start + everywhere < count, other=0)
+        for place in range(start, stop, BLOCKS):
+            block = following
+            listed = place + everywhere < count
+            next_place = place + BLOCKS + everywhere
+            following = tl.load(blocks + next_place, mask=next_place < count, other=0)
+            slot = block * BLOCK_SIZE + inner
+            visible = listed & (slot < num_slots)
+            column = (place + places) * BLOCK_SIZE + inner
             offset = query - slot
             stored = visible & (offset >= 0) & (offset < num_offsets)
-            at = diagonal_ptr + state * num_offsets + offset
-            d = tl.load(at, mask=stored, other=0.0).to(tl.float32)
-            new = _rounded(decay * d + gain * z, diagonal_ptr.dtype.element_ty)
-            d = tl.where(observed & stored, new, d)
-            tl.store(at, d, mask=observed & stored)
+            z = tl.load(scores + column, mask=visible, other=lowest).to(tl.float32)
+            v = tl.load(vertical + slot, mask=visible, other=0.0).to(tl.float32)
+            d = tl.load(diagonal + offset, mask=stored, other=0.0).to(tl.float32)
 
-            cached = state * max_blocks + block
-            tl.store(vertical_max_ptr + cached, tl.max(tl.where(visible, v, lowest), 1), listed)
-            tl.store(diagonal_max_ptr + cached, tl.max(tl.where(visible, d, lowest), 1), listed)
-            seen = listed & (tl.max(observed.to(tl.int32), 1) > 0)
-            tl.store(last_observed_ptr + cached, step, mask=seen)
+            observed = visible & (tl.abs(z) < float("inf"))  # NaN compares false
+            gained = gain * z
+            v = tl.where(observed, _rounded(decay * v + gained, vertical_ptr.dtype.element_ty), v)
+            tl.store(vertical + slot, v, mask=observed)
+            new = _rounded(decay * d + gained, diagonal_ptr.dtype.element_ty)
+            d = tl.where(observed & stored, new, d)
+            tl.store(diagonal + offset, d, mask=observed & stored)
+
+            v_max = _block_max(tl.where(visible, v, lowest))
+            tl.store(vertical_max + block, v_max, listed & first_lane)
+            d_max = _block_max(tl.where(visible, d, lowest))
+            tl.store(diagonal_max + block, d_max, listed & first_lane)
+            seen = _block_max(observed.to(tl.int32)) > 0
+            tl.store(last_observed + block, step, listed & first_lane & seen)
         tile = tl.minimum(end, last)
         row += 1
 
@@ -159,10 +189,13 @@ def history_update(
             histories.vertical.shape[1],
             histories.diagonal.shape[1],
             max_blocks,
+            1,
             COMPRESS_RATIO=compress_ratio,
             BLOCK_SIZE=block_size,
             BLOCKS=_BLOCKS,
             ROWS=triton.next_power_of_2(num_rows),
+            LANES=min(block_size, 32),
+            PARTS=triton.cdiv(block_size, 32),
             num_warps=_WARPS,
             # A fused multiply-add rounds once where the definition rounds twice.
             enable_fp_fusion=False,
