@@ -8,7 +8,6 @@ graphs per mode.
 """
 
 import dataclasses
-import functools
 import hashlib
 import time
 from collections import Counter
@@ -41,8 +40,7 @@ from spin_server.engine.worker import SpinWorkerExtension
 
 _PAGE_KEYS, _PAGE_BYTES = 64 * 128, 64 * 132
 _AHEAD_CYCLES = 4_000_000  # 2 ms at 2 GHz
-_SHAPE = {"b": "_BLOCKS", "w": "_WARPS", "p": "_PROGRAMS", "q": "_LAUNCHES"}  # of the update
-_SHAPED = {name: getattr(history_update, name) for name in _SHAPE.values()}
+_SHAPE, _BESIDE = {"b": "blocks", "w": "warps", "p": "programs"}, history_update.BESIDE
 _spin_forward = SpinSparseAttnIndexer.forward_cuda
 _plan_ahead, _one_graph = SpinSparseAttnIndexer.plan_ahead, side_stream.one_graph
 _learn, _capture_stream = DeviceLayers.learn, CudaGraphManager._capture_stream
@@ -55,8 +53,6 @@ class _Bench:
     mode = "spin"
     in_order = False  # whether every row's top-K is sorted, so that two runs can be compared
     words: ClassVar[list[str]] = []  # of the mode
-    postponed: ClassVar[list[SpinSparseAttnIndexer]] = []
-    unlearnt: ClassVar[list[tuple[DeviceLayers, int, Tensor]]] = []
     apart: Any = None  # one more second stream
     graphs: ClassVar[dict[str, Any]] = {}
     bound_blocks: Tensor | None = None
@@ -117,31 +113,11 @@ def _plan_ahead_in_this_mode(self: SpinSparseAttnIndexer) -> None:
     if _Bench.mode in ("off", "bound"):
         return
     first = self.spin is None or self.layer_number == self.spin.numbers[0]
-    if "last" in _Bench.words and not first:
-        _Bench.postponed.append(self)
-    elif "apart" in _Bench.words and not first:
+    if "apart" in _Bench.words and not first:
         with _Bench.apart.branch():
             _plan_ahead(self)
     else:
         _plan_ahead(self)
-
-
-def _learn_in_this_mode(self: DeviceLayers, layer: int, scores: Tensor) -> None:
-    if "after" in _Bench.words or "late" in _Bench.words:
-        _Bench.unlearnt.append((self, layer, scores))
-        return
-    _learn(self, layer, scores)
-    while _Bench.postponed:
-        _plan_ahead(_Bench.postponed.pop())
-
-
-def _learn_after_attention(number: int, *_: Any) -> None:
-    for layers, layer, scores in tuple(_Bench.unlearnt):
-        if "late" in _Bench.words and layer == number:
-            continue  # after the next layer's attention
-        _Bench.unlearnt.remove((layers, layer, scores))
-        with worker_spin().beside.branch(scores):
-            _learn(layers, layer, scores)
 
 
 def _join_in_this_mode(self: side_stream.SideStream) -> None:
@@ -234,12 +210,8 @@ class GpuBenchWorker(SpinWorkerExtension):
         rows, model = self.model_runner.max_num_reqs, self.model_runner.model
         heads = self.model_config.hf_config.index_n_heads
         for name, module in model.named_modules():
-            path = name.split(".")
-            if path[-1].isdigit() and hasattr(module, "attn"):
-                after = functools.partial(_learn_after_attention, int(path[-1]))
-                module.attn.register_forward_hook(after)
             if isinstance(module, SpinSparseAttnIndexer):  # has a number, unless SPIN is off
-                module.layer_number = next(int(part) for part in path if part.isdigit())
+                module.layer_number = next(int(p) for p in name.split(".") if p.isdigit())
         for module in self._indexers():
             shape, device = (rows, heads, module.head_dim), self.device
             queries = torch.empty(shape, dtype=torch.float8_e4m3fn, device=device)
@@ -248,7 +220,6 @@ class GpuBenchWorker(SpinWorkerExtension):
         self.bench_queries(0)
         SpinSparseAttnIndexer.plan_ahead = _plan_ahead_in_this_mode
         _Bench.apart = side_stream.SideStream(self.device)
-        DeviceLayers.learn = _learn_in_this_mode
         side_stream.SideStream.branch = _branch_in_this_mode
         side_stream.SideStream.join = _join_in_this_mode
         indexer_cuda.one_graph = side_stream.one_graph = _one_graph_in_this_mode
@@ -274,7 +245,15 @@ class GpuBenchWorker(SpinWorkerExtension):
             queries.copy_(0.8 * lasting + 0.6 * passing)
 
     def bench_fill(self, seed: int) -> int:
-        """Write random fp8 keys and scales into every page of every indexer; the pages."""
+        """Write random fp8 keys and scales into every page of every indexer; the pages.
+
+        All other caches are zeroed, the compressor's of tokens that make no whole slot yet among
+        them: what a warm-up or a capture left there would find its way into the next key.
+        """
+        context = self.model_runner.vllm_config.compilation_config.static_forward_context
+        for layer in context.values():
+            if isinstance(cache := getattr(layer, "kv_cache", None), Tensor):
+                cache.zero_()
         generator = torch.Generator(device="cuda").manual_seed(seed)
         pages = 0
         for module in self._indexers():
@@ -310,9 +289,9 @@ class GpuBenchWorker(SpinWorkerExtension):
             _Bench.rows = rows
             begin(self, rows)
 
-        def noted_learn(self: DeviceLayers, layer: int, scores: Tensor) -> None:
+        def noted_learn(self: DeviceLayers, layer: int, scores: Tensor, **how: Any) -> None:
             _Bench.scores = scores
-            _learn_in_this_mode(self, layer, scores)
+            _learn(self, layer, scores, **how)
 
         DeviceLayers.begin, DeviceLayers.learn = noted_begin, noted_learn
         _Bench.mode = "check"
@@ -373,11 +352,9 @@ class GpuBenchWorker(SpinWorkerExtension):
         """Capture one set of graphs per mode; seconds of each.
 
         A mode is a word, and after plus signs: `high` for a main stream of high priority, `at-once`
-        for learning that need not start behind the top-K, `after` for learning after the attention,
-        `late` after the next layer's, `last` for planning after learning, `apart` for planning in a
-        stream of its own, `short` for the default `--spin-min-context`; of the update, `b16` for
-        tiles of 16 blocks, `w8` for programs of 8 warps, `p64` for 64 programs a launch, `q4` for 4
-        launches.
+        for planning that need not start behind the top-K, `apart` for planning in a stream of its
+        own, `short` for the default `--spin-min-context`; and of the update beside the model, `p16`
+        for 16 programs, `w8` for programs of 8 warps, `b32` for tiles of 32 blocks.
         """
         manager, took = self.model_runner.cudagraph_manager, {}
         rows = self.model_runner.max_num_reqs
@@ -389,11 +366,12 @@ class GpuBenchWorker(SpinWorkerExtension):
         for mode in modes:
             started = time.perf_counter()
             (_Bench.mode, *_Bench.words), manager.graphs = mode.split("+"), {}
-            for name, value in _SHAPED.items():
-                setattr(history_update, name, value)
-            for word in _Bench.words:
-                if word[0] in _SHAPE and word[1:].isdigit():
-                    setattr(history_update, _SHAPE[word[0]], int(word[1:]))
+            sizes = {
+                _SHAPE[word[0]]: int(word[1:])
+                for word in _Bench.words
+                if word[0] in _SHAPE and word[1:].isdigit()
+            }
+            history_update.BESIDE = dataclasses.replace(_BESIDE, **sizes)
             if layers is not None:
                 short = SpinSparseAttnIndexer.default_min_context // layers.compress_ratio
                 layers.dense_slots = short if "short" in _Bench.words else dense_slots

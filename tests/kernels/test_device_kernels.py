@@ -141,7 +141,12 @@ def empty(dtype: torch.dtype = torch.float32) -> tuple[Histories, StepPlan]:
 
 
 @pytest.mark.parametrize(("seed", "dtype"), [(0, torch.float32), (1, torch.bfloat16)])
-def test_kernels_equal_their_references_step_by_step(seed: int, dtype: torch.dtype) -> None:
+def test_kernels_equal_their_references_step_by_step(
+    seed: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Shares of more than a row, and tiles that a row's last block is and is not part of.
+    few = history_update_triton.Shape(programs=3, warps=4, blocks=4)
+    monkeypatch.setattr(history_update_triton, "BESIDE", few)
     requests = Requests(seed)
     expected, found = empty(dtype), empty(dtype)
     for step in range(10):
@@ -164,7 +169,18 @@ def test_kernels_equal_their_references_step_by_step(seed: int, dtype: torch.dty
                 (expected, history_update.history_update),
                 (found, history_update_triton.history_update),
             ):
-                update(histories, rows, COLUMNS, plan, index, scores, num_rows=num_rows, **SIZES)
+                beside = {"beside": step % 2 == 0}
+                update(
+                    histories,
+                    rows,
+                    COLUMNS,
+                    plan,
+                    index,
+                    scores,
+                    num_rows=num_rows,
+                    **beside,
+                    **SIZES,
+                )
         equal(
             expected[0],
             found[0],
@@ -259,7 +275,15 @@ def test_layers_planned_one_by_one_are_planned_alike() -> None:
             for index in range(len(LAYERS)):
                 scores = scores_of(100 * step + index, (num_rows, MAX_SLOTS)).to(DEVICE)
                 history_update_triton.history_update(
-                    histories, rows, COLUMNS, plan, index, scores, num_rows=num_rows, **SIZES
+                    histories,
+                    rows,
+                    COLUMNS,
+                    plan,
+                    index,
+                    scores,
+                    num_rows=num_rows,
+                    beside=parts is each,
+                    **SIZES,
                 )
         equal(together[1], apart[1], "blocks", "counts", "lengths", "step_numbers", "outcomes")
         equal(together[0], apart[0], "vertical", "diagonal", "diagonal_max", "steps")

@@ -18,6 +18,7 @@ def history_update(
     num_rows: int,
     block_size: int,
     compress_ratio: int,
+    beside: bool = False,
 ) -> None:
     """Fold a layer's compact scores into V and D, and take the scored blocks' maxima again.
 
@@ -30,6 +31,7 @@ def history_update(
         num_rows: rows of this step, the first of `rows`.
         block_size: slots per block.
         compress_ratio: tokens per slot.
+        beside: leave most of a GPU to what runs at the same time; the histories are the same.
 
     Source: SPIN, history update (arXiv 2610.09025).
     """

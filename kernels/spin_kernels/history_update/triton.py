@@ -1,15 +1,27 @@
 """The update of a layer's histories as one Triton kernel."""
 
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from spin_kernels.arguments import Histories, PolicyColumns, Rows, StepPlan
 
-_BLOCKS = 8
-_WARPS = 4
-_PROGRAMS = 132 * 16  # enough to fill a GPU
-_LAUNCHES = 1
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How many programs share the work, of how many warps, in tiles of how many blocks."""
+
+    programs: int
+    warps: int
+    blocks: int
+
+
+ALONE = Shape(programs=132 * 16, warps=4, blocks=8)  # fills a GPU
+# A program takes a whole multiprocessor, and leaves the others to the model's kernels. More, or
+# smaller ones that spread over all, delay those by as much as they save (docs/log.md).
+BESIDE = Shape(programs=24, warps=32, blocks=64)
 
 
 @triton.jit
@@ -31,14 +43,68 @@ def _block_max(values):
     return tl.max(tl.max(values, 0, keep_dims=True), 2, keep_dims=True)
 
 
-# One binary for all layers and shares: a graph is captured layer by layer, and must not compile.
+@triton.jit
+def _update_tile(
+    block,
+    listed,
+    column,
+    num_slots,
+    query,
+    num_offsets,
+    step,
+    decay,
+    gain,
+    scores,
+    vertical,
+    diagonal,
+    vertical_max,
+    diagonal_max,
+    last_observed,
+    inner,
+    is_first_lane,
+    BLOCK_SIZE: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    """Update some blocks; in a full tile every slot is visible, and D holds its offset."""
+    lowest = -float("inf")
+    slot = block * BLOCK_SIZE + inner
+    offset = query - slot
+    if FULL:
+        z = tl.load(scores + column).to(tl.float32)
+        v = tl.load(vertical + slot).to(tl.float32)
+        d = tl.load(diagonal + offset).to(tl.float32)
+        observed = tl.abs(z) < float("inf")  # NaN compares false
+        stored = observed
+        put = is_first_lane
+    else:
+        visible = listed & (slot < num_slots)
+        stored = visible & (offset >= 0) & (offset < num_offsets)
+        z = tl.load(scores + column, mask=visible, other=lowest).to(tl.float32)
+        v = tl.load(vertical + slot, mask=visible, other=0.0).to(tl.float32)
+        d = tl.load(diagonal + offset, mask=stored, other=0.0).to(tl.float32)
+        observed = visible & (tl.abs(z) < float("inf"))
+        stored = observed & stored
+        put = is_first_lane & listed
+    gained = gain * z
+    v = tl.where(observed, _rounded(decay * v + gained, vertical.dtype.element_ty), v)
+    d = tl.where(stored, _rounded(decay * d + gained, diagonal.dtype.element_ty), d)
+    tl.store(vertical + slot, v, mask=observed)
+    tl.store(diagonal + offset, d, mask=stored)
+    if not FULL:
+        v = tl.where(visible, v, lowest)
+        d = tl.where(visible, d, lowest)
+    tl.store(vertical_max + block, _block_max(v), mask=put)
+    tl.store(diagonal_max + block, _block_max(d), mask=put)
+    seen = _block_max(observed.to(tl.int32)) > 0
+    tl.store(last_observed + block, step, mask=put & seen)
+
+
+# One binary for all layers and batches: a graph is captured layer by layer, and must not compile.
 # Strides of no known alignment give every lane one slot: then all warps work for themselves, where
 # lanes of four slots would exchange theirs with D's, which runs backwards, through shared memory.
 @triton.jit(
     do_not_specialize=[
         "first_state",
-        "first_share",
-        "num_shares",
         "num_rows",
         "scores_stride",
         "max_slots",
@@ -65,8 +131,6 @@ def _update_kernel(
     scores_ptr,
     scores_stride,
     first_state,
-    first_share,
-    num_shares,
     num_rows,
     max_slots,
     num_offsets,
@@ -87,14 +151,13 @@ def _update_kernel(
     tiles = tl.where(learning, (counts + BLOCKS - 1) // BLOCKS, 0)
     ends = tl.cumsum(tiles, 0)
     total = tl.sum(tiles, 0).to(tl.int64)
-    share = first_share + tl.program_id(0)
-    tile = (total * share // num_shares).to(tl.int32)
-    last = (total * (share + 1) // num_shares).to(tl.int32)
+    share, shares = tl.program_id(0), tl.num_programs(0)
+    tile = (total * share // shares).to(tl.int32)
+    last = (total * (share + 1) // shares).to(tl.int32)
     row = tl.sum((ends <= tile).to(tl.int32), 0)
     places = (tl.arange(0, BLOCKS) * one)[None, :, None]
     inner = (tl.arange(0, PARTS) * LANES)[:, None, None] + tl.arange(0, LANES)[None, None, :]
-    first_lane = tl.arange(0, LANES)[None, None, :] == 0
-    lowest = -float("inf")
+    is_first_lane = tl.arange(0, LANES)[None, None, :] == 0
     while tile < last:
         end = tl.sum(tl.where(numbers == row, ends, 0), 0)
         first = end - tl.sum(tl.where(numbers == row, tiles, 0), 0)
@@ -117,34 +180,57 @@ def _update_kernel(
         stop = (tl.minimum(end, last) - first) * BLOCKS
         everywhere = places + tl.zeros([1, BLOCKS, LANES], tl.int32)
         following = tl.load(blocks + start + everywhere, mask=start + everywhere < count, other=0)
+        reaches = (query < num_offsets) & (num_slots <= query + 1)
         for place in range(start, stop, BLOCKS):
             block = following
             listed = place + everywhere < count
             next_place = place + BLOCKS + everywhere
             following = tl.load(blocks + next_place, mask=next_place < count, other=0)
-            slot = block * BLOCK_SIZE + inner
-            visible = listed & (slot < num_slots)
             column = (place + places) * BLOCK_SIZE + inner
-            offset = query - slot
-            stored = visible & (offset >= 0) & (offset < num_offsets)
-            z = tl.load(scores + column, mask=visible, other=lowest).to(tl.float32)
-            v = tl.load(vertical + slot, mask=visible, other=0.0).to(tl.float32)
-            d = tl.load(diagonal + offset, mask=stored, other=0.0).to(tl.float32)
-
-            observed = visible & (tl.abs(z) < float("inf"))  # NaN compares false
-            gained = gain * z
-            v = tl.where(observed, _rounded(decay * v + gained, vertical_ptr.dtype.element_ty), v)
-            tl.store(vertical + slot, v, mask=observed)
-            new = _rounded(decay * d + gained, diagonal_ptr.dtype.element_ty)
-            d = tl.where(observed & stored, new, d)
-            tl.store(diagonal + offset, d, mask=observed & stored)
-
-            v_max = _block_max(tl.where(visible, v, lowest))
-            tl.store(vertical_max + block, v_max, listed & first_lane)
-            d_max = _block_max(tl.where(visible, d, lowest))
-            tl.store(diagonal_max + block, d_max, listed & first_lane)
-            seen = _block_max(observed.to(tl.int32)) > 0
-            tl.store(last_observed + block, step, listed & first_lane & seen)
+            if (place + BLOCKS < count) & reaches:  # only a row's last block is not full
+                _update_tile(
+                    block,
+                    listed,
+                    column,
+                    num_slots,
+                    query,
+                    num_offsets,
+                    step,
+                    decay,
+                    gain,
+                    scores,
+                    vertical,
+                    diagonal,
+                    vertical_max,
+                    diagonal_max,
+                    last_observed,
+                    inner,
+                    is_first_lane,
+                    BLOCK_SIZE,
+                    True,
+                )
+            else:
+                _update_tile(
+                    block,
+                    listed,
+                    column,
+                    num_slots,
+                    query,
+                    num_offsets,
+                    step,
+                    decay,
+                    gain,
+                    scores,
+                    vertical,
+                    diagonal,
+                    vertical_max,
+                    diagonal_max,
+                    last_observed,
+                    inner,
+                    is_first_lane,
+                    BLOCK_SIZE,
+                    False,
+                )
         tile = tl.minimum(end, last)
         row += 1
 
@@ -160,43 +246,41 @@ def history_update(
     num_rows: int,
     block_size: int,
     compress_ratio: int,
+    beside: bool = False,
 ) -> None:
     """See `spin_kernels.history_update.reference`; bit for bit the same histories."""
     max_blocks = histories.vertical_max.shape[1]
-    programs = min(_PROGRAMS, num_rows * triton.cdiv(max_blocks, _BLOCKS))
-    for launch in range(_LAUNCHES):
-        _update_kernel[(programs,)](
-            histories.vertical,
-            histories.diagonal,
-            histories.vertical_max,
-            histories.diagonal_max,
-            histories.last_observed,
-            rows.slots,
-            rows.policies,
-            rows.positions,
-            rows.num_slots,
-            policies.decay,
-            policies.gain,
-            plan.blocks[layer_index],
-            plan.counts[layer_index],
-            plan.step_numbers[layer_index],
-            scores,
-            scores.stride(0),
-            layer_index * histories.num_states,
-            launch * programs,
-            _LAUNCHES * programs,
-            num_rows,
-            histories.vertical.shape[1],
-            histories.diagonal.shape[1],
-            max_blocks,
-            1,
-            COMPRESS_RATIO=compress_ratio,
-            BLOCK_SIZE=block_size,
-            BLOCKS=_BLOCKS,
-            ROWS=triton.next_power_of_2(num_rows),
-            LANES=min(block_size, 32),
-            PARTS=triton.cdiv(block_size, 32),
-            num_warps=_WARPS,
-            # A fused multiply-add rounds once where the definition rounds twice.
-            enable_fp_fusion=False,
-        )
+    shape = BESIDE if beside else ALONE
+    _update_kernel[(min(shape.programs, num_rows * triton.cdiv(max_blocks, shape.blocks)),)](
+        histories.vertical,
+        histories.diagonal,
+        histories.vertical_max,
+        histories.diagonal_max,
+        histories.last_observed,
+        rows.slots,
+        rows.policies,
+        rows.positions,
+        rows.num_slots,
+        policies.decay,
+        policies.gain,
+        plan.blocks[layer_index],
+        plan.counts[layer_index],
+        plan.step_numbers[layer_index],
+        scores,
+        scores.stride(0),
+        layer_index * histories.num_states,
+        num_rows,
+        histories.vertical.shape[1],
+        histories.diagonal.shape[1],
+        max_blocks,
+        1,
+        COMPRESS_RATIO=compress_ratio,
+        BLOCK_SIZE=block_size,
+        BLOCKS=shape.blocks,
+        ROWS=triton.next_power_of_2(plan.counts.shape[1]),
+        LANES=min(block_size, 32),
+        PARTS=triton.cdiv(block_size, 32),
+        num_warps=shape.warps,
+        # A fused multiply-add rounds once where the definition rounds twice.
+        enable_fp_fusion=False,
+    )

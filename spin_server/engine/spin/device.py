@@ -145,7 +145,8 @@ class DeviceLayers:
         self.plan(lengths, pages)
         for layer in self.numbers:
             self.remap(layer, indices)
-            self.learn(layer, scores)
+            for beside in (False, True):
+                self.learn(layer, scores, beside=beside)
 
     def begin(self, rows: StepRows | None) -> None:
         """Tell the device whose rows come next, before anything of the step is launched.
@@ -246,12 +247,13 @@ class DeviceLayers:
         blocks = self._plan.blocks[self.numbers.index(layer)]
         slot_remap(indices, blocks, block_size=self.options.block_size)
 
-    def learn(self, layer: int, scores: Tensor) -> None:
+    def learn(self, layer: int, scores: Tensor, *, beside: bool = False) -> None:
         """Fold what a layer scored into its histories.
 
         Args:
             layer: its number in the model.
             scores: (float): [rows, at least the longest row's slots]; compact.
+            beside: leave most of the GPU to what runs at the same time.
         """
         history_update(
             self.histories,
@@ -263,4 +265,5 @@ class DeviceLayers:
             num_rows=len(scores),
             block_size=self.options.block_size,
             compress_ratio=self.compress_ratio,
+            beside=beside,
         )

@@ -77,6 +77,7 @@ class SpinSparseAttnIndexer(SpinIndexer):
     default_min_context = 65_536
     # The layer to plan beside this one's top-K; in a tuple, or PyTorch makes it a part of this one.
     following: tuple[Self, ...] = ()
+    _unlearnt: Tensor | None = None  # scores, until the layer's attention is launched
 
     def make_layers(
         self,
@@ -148,20 +149,33 @@ class SpinSparseAttnIndexer(SpinIndexer):
             schedule_metadata=step.schedule,
         )
 
-        def learn(scores: Tensor) -> None:
-            # Beside vLLM's top-K, which leaves the memory idle more than any other kernel of a
-            # step, and behind it: a GPU full of our programs would delay it (docs/log.md).
-            with beside.branch(scores, behind=True):
+        def use(scores: Tensor) -> None:
+            if not one_graph():
+                spin.learn(self.layer_number, scores[:num_rows])
+                return
+            self._unlearnt = scores[:num_rows]
+            # Beside vLLM's top-K, and behind it: a GPU full of our programs would delay it.
+            with beside.branch(behind=True):
                 for following in self.following:
                     following.plan_ahead()
-                spin.learn(self.layer_number, scores[:num_rows])
 
-        _tap.then(learn)
+        _tap.then(use)
         with self.seeing(dataclasses.replace(metadata, decode=narrowed)):
             chosen = super().forward_cuda(hidden_states, q_quant, k, weights)
         assert _tap.idle  # decode rows are always scored
         spin.remap(self.layer_number, self.topk_indices_buffer[:num_rows, : self.topk_tokens])
         return chosen
+
+    def learn_beside(self) -> None:
+        """Fold what this layer scored into its history, beside the small kernels that follow.
+
+        Called once the layer's attention is launched, which needs the whole GPU. Behind it most
+        kernels use a few multiprocessors each, and little of the memory's speed (docs/log.md).
+        """
+        scores, self._unlearnt = self._unlearnt, None
+        if scores is not None:
+            with worker_spin().beside.branch(scores):
+                self._layers().learn(self.layer_number, scores, beside=True)
 
     def _layers(self) -> DeviceLayers:
         assert isinstance(self.spin, DeviceLayers)
@@ -169,17 +183,34 @@ class SpinSparseAttnIndexer(SpinIndexer):
 
 
 def install(model: Any) -> None:
-    """Plan every layer ahead: the first at the model's start, others beside the top-K before."""
-    found = (m for m in model.modules() if isinstance(m, SpinSparseAttnIndexer) and m.spin)
-    indexers = sorted(found, key=lambda indexer: indexer.layer_number)
-    if not indexers:  # SPIN is off
+    """Plan every layer ahead, the first beside the layer before it; learn behind the attention."""
+    modules = dict(model.named_modules())
+    found = {name: m for name, m in modules.items() if isinstance(m, SpinSparseAttnIndexer)}
+    names = sorted((n for n, m in found.items() if m.spin), key=lambda n: found[n].layer_number)
+    if not names:  # SPIN is off
         return
+    indexers = [found[name] for name in names]
 
     def begin(*_: Any) -> None:
         with worker_spin().beside.branch():
             indexers[0].plan_ahead()
 
-    model.register_forward_pre_hook(begin)
+    # A graph that starts with two branches starts the second late (docs/log.md).
+    layers, number = _layer_of(names[0])
+    modules.get(f"{layers}.{number - 1}", model).register_forward_pre_hook(begin)
     for indexer, following in pairwise(indexers):
         indexer.following = (following,)
+    for name, indexer in zip(names, indexers, strict=True):
+        layers, number = _layer_of(name)
+        attention = name.removeprefix(f"{layers}.{number}.").partition(".")[0]
+        modules[f"{layers}.{number}.{attention}"].register_forward_hook(
+            lambda *_, indexer=indexer: indexer.learn_beside()
+        )
     model.register_forward_hook(lambda *_: worker_spin().beside.join())
+
+
+def _layer_of(name: str) -> tuple[str, int]:
+    """Split a module's name at its decoder layer: the name of all layers, and the number."""
+    path = name.split(".")
+    place = next(index for index, part in enumerate(path) if part.isdigit())
+    return ".".join(path[:place]), int(path[place])

@@ -165,30 +165,34 @@ class DeepGemm:
 class Attention(torch.nn.Module):
     """Runs an indexer on the inputs of its layer."""
 
-    def __init__(self, indexer: Any) -> None:
+    def __init__(self, indexer: Any, events: list[str]) -> None:
         super().__init__()
-        self.indexer = indexer
+        self.indexer, self.events = indexer, events
 
     def forward(self, *inputs: Any) -> Tensor:
         chosen: Tensor = self.indexer.forward_cuda(*inputs)
+        self.events.append(f"attention {self.indexer.layer_number}")
         return chosen.clone()  # all layers choose into one buffer
 
 
 class Model(torch.nn.Module):
-    """Layers with an indexer, named as in vLLM's models."""
+    """Layers with an indexer and one before them without, named as in vLLM's models."""
 
-    def __init__(self, indexers: list[Any]) -> None:
+    def __init__(self, indexers: list[Any], events: list[str]) -> None:
         super().__init__()
-        self.layers = torch.nn.ModuleDict()
+        self.events = events
+        before = indexers[0].layer_number - 1
+        self.layers = torch.nn.ModuleDict({str(before): torch.nn.Identity()})
         for indexer in indexers:
             layer = torch.nn.Module()
-            layer.attn = Attention(indexer)
+            layer.attn = Attention(indexer, events)
             self.layers[str(indexer.layer_number)] = layer
 
     def forward(self, inputs: list[tuple[Any, ...]]) -> list[Tensor]:
-        return [
-            layer.attn(*given) for layer, given in zip(self.layers.values(), inputs, strict=True)
-        ]
+        self.events.append("start")
+        first, *layers = self.layers.values()
+        first(None)
+        return [layer.attn(*given) for layer, given in zip(layers, inputs, strict=True)]
 
 
 class Engine:
@@ -226,7 +230,8 @@ class Engine:
         self.block_table = self.block_table.view(ROWS, width)
         self.buffer = torch.full((ROWS, TOP_K), -7, dtype=torch.int32)
         self.layers = [self.make_layer(index) for index in range(len(LAYERS))]
-        self.model = Model(self.layers)
+        self.events: list[str] = []
+        self.model = Model(self.layers, self.events)
         indexer_cuda.install(self.model)
         self.weights = torch.rand(ROWS, HEADS, generator=self.random)
 
@@ -385,15 +390,25 @@ def test_hook_chooses_scores_selects_and_learns_as_on_a_cpu(
 ) -> None:
     engine = Engine(layout, monkeypatch)
     monkeypatch.setattr(indexer_cuda, "one_graph", lambda: ahead)
-    planned, plan = [], engine.spin.plan
+    plan, learn = engine.spin.plan, engine.spin.learn
 
     def noted_plan(*arguments: Any, first: int, count: int | None) -> Tensor:
-        planned.append((first, count))
+        engine.events.append(f"plan {first}" if count == 1 else "plan all")
         return plan(*arguments, first=first, count=count)
 
+    def noted_learn(layer: int, scores: Tensor, *, beside: bool = False) -> None:
+        engine.events.append(f"learn {layer} beside" if beside else f"learn {layer}")
+        learn(layer, scores, beside=beside)
+
     monkeypatch.setattr(engine.spin, "plan", noted_plan)
+    monkeypatch.setattr(engine.spin, "learn", noted_learn)
     decode(engine, 5)
-    assert planned == ([(0, 1), (1, 1)] if ahead else [(0, None)]) * 5
+    wanted = (
+        "start, plan 0, plan 1, attention 2, learn 2 beside, attention 5, learn 5 beside"
+        if ahead
+        else "start, plan all, learn 2, attention 2, learn 5, attention 5"
+    )
+    assert engine.events == wanted.split(", ") * 5
     assert engine.spin.outcomes.tolist() == engine.host.outcomes.tolist()
     assert engine.host.outcomes[:, :4].min() > 0
     assert torch.equal(engine.spin.histories.vertical, engine.host.state.vertical)
