@@ -6,12 +6,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
+import jsonschema
 import pytest
 import schemathesis
 import uvicorn
-from admin_app import AdminApp
+from admin_app import AdminApp, require_described
 from hypothesis import HealthCheck, settings
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
@@ -58,3 +61,22 @@ def test_description_covers_every_route() -> None:
     for operation in operations:
         assert operation["summary"]
         assert {"401", "403", "422"} <= operation["responses"].keys()
+
+
+def test_description_says_what_every_answer_holds() -> None:
+    for path, operations in DESCRIPTION["paths"].items():
+        for method, operation in operations.items():
+            for status in {"200", "201"} & operation["responses"].keys():
+                schema = operation["responses"][status]["content"]["application/json"]["schema"]
+                assert "additionalProperties" not in schema, (method, path, status)
+    for name, schema in DESCRIPTION["components"]["schemas"].items():
+        if "properties" in schema and name != "Problem":
+            assert schema["additionalProperties"] is False, name
+
+
+def test_answer_that_is_not_as_described_is_refused() -> None:
+    request = SimpleNamespace(url=SimpleNamespace(path="/v1/keys/key-1"), method="DELETE")
+    for body, right in (({"revoked": "key-1"}, True), ({"revoked": "key-1", "by": "me"}, False)):
+        answer = SimpleNamespace(request=request, status_code=200, json=lambda body=body: body)
+        with nullcontext() if right else pytest.raises(jsonschema.ValidationError):
+            require_described(ADMIN.app, answer)

@@ -1,6 +1,7 @@
 """The real admin application over a temporary store, and an engine that only remembers."""
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -8,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from prometheus_client import CollectorRegistry
@@ -122,13 +124,32 @@ class Client:
             headers["Authorization"] = f"Bearer {self.key}"
         if match is not None:
             headers["If-Match"] = match
-        return self.http.request(method, path, json=json, headers=headers, **more)
+        answer = self.http.request(method, path, json=json, headers=headers, **more)
+        require_described(self.http.app, answer)
+        return answer
 
     def new_key(self, **request: Any) -> "Client":
         """Make a key, and speak with it."""
         made = self("POST", "/v1/keys", request)
         assert made.status_code == 201, made.text
         return self.with_key(made.json()["key"])
+
+
+def require_described(app: Any, answer: Any) -> None:
+    """Refuse an answer in JSON that is not as the OpenAPI description says."""
+    path = answer.request.url.path
+    description = app.openapi()
+    named = (
+        operations
+        for template, operations in description["paths"].items()
+        if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", template), path)
+    )
+    operation = next(named, {}).get(answer.request.method.lower())
+    if operation is None:  # no such route, or one that is not described
+        return
+    ((_, content),) = operation["responses"][str(answer.status_code)]["content"].items()
+    schema = {**content["schema"], "components": description["components"]}
+    jsonschema.validate(answer.json(), schema)
 
 
 def make_tenant(ask: Client, name: str = "acme", **fields: Any) -> None:

@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt
 from spin_server.admin.access import Principal
 from spin_server.admin.documents import Name, PolicyPatch
 from spin_server.admin.engine_link import EngineLink
+from spin_server.admin.http import answers
+from spin_server.admin.http.answers import described
 from spin_server.admin.http.context import Caller_, Write_, show_change, show_dry_run
 from spin_server.admin.http.policies import owner
 from spin_server.admin.http.tenants import Description
@@ -118,7 +120,9 @@ def _operation(step: Step, principal: Principal, now: datetime, link: EngineLink
     )
 
 
-@router.post("", summary="Make several changes at once")
+@router.post(
+    "", summary="Make several changes at once", **described(answers.Committed | answers.DryRun)
+)
 async def apply(bulk: Bulk, caller: Caller_, query: Write_) -> dict[str, Any]:
     """All changes make one revision; if one is refused, none is made."""
     now, link = caller.administration.clock(), caller.services.link

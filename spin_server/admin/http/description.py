@@ -53,5 +53,5 @@ def describe(app: FastAPI) -> dict[str, Any]:
             for status, title in titles.items():
                 operation["responses"][str(status)] = {"description": title, "content": content}
             if "201" in operation["responses"]:
-                operation["responses"]["200"] = {"description": "What a dry run would make"}
+                operation["responses"]["200"]["description"] = "What a dry run would make"
     return description

@@ -8,6 +8,8 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictInt
 
 from spin_server.admin.documents import Name, Scope
 from spin_server.admin.errors import NotFoundError
+from spin_server.admin.http import answers
+from spin_server.admin.http.answers import described
 from spin_server.admin.http.context import (
     Caller,
     Caller_,
@@ -80,7 +82,7 @@ def _require(caller: Caller, key_id: str) -> None:
     caller.principal.require_grantable(set(key.scopes), key.tenant)
 
 
-@router.get("", summary="List keys")
+@router.get("", summary="List keys", **described(answers.Page[answers.Key]))
 async def list_keys(caller: Caller_, query: Page_) -> dict[str, Any]:
     """All keys, without the keys; a caller who is bound to a tenant sees that tenant's."""
     own = caller.principal.tenant
@@ -91,7 +93,12 @@ async def list_keys(caller: Caller_, query: Page_) -> dict[str, Any]:
     return {"items": [show_key(state, key_id) for key_id in found], "next_cursor": cursor}
 
 
-@router.post("", status_code=201, summary="Make a key")
+@router.post(
+    "",
+    status_code=201,
+    summary="Make a key",
+    **described(answers.DryRun, made=answers.KeyMade),
+)
 async def create(
     request: KeyRequest, caller: Caller_, query: Write_, response: Response
 ) -> dict[str, Any]:
@@ -117,7 +124,7 @@ async def create(
     return {**show_key(outcome.state, key.key_id), "key": key.secret}
 
 
-@router.get("/{key_id}", summary="Read a key")
+@router.get("/{key_id}", summary="Read a key", **described(answers.Key))
 async def read(key_id: KeyId, caller: Caller_, _: Read_, response: Response) -> dict[str, Any]:
     """Everything of a key but the key."""
     _require(caller, key_id)
@@ -126,7 +133,9 @@ async def read(key_id: KeyId, caller: Caller_, _: Read_, response: Response) -> 
     return show_key(state, key_id)
 
 
-@router.delete("/{key_id}", summary="Revoke a key")
+@router.delete(
+    "/{key_id}", summary="Revoke a key", **described(answers.KeyRevoked | answers.DryRun)
+)
 async def revoke(
     key_id: KeyId, caller: Caller_, query: Write_, if_match: IfMatch = None
 ) -> dict[str, Any]:
@@ -136,7 +145,12 @@ async def revoke(
     return show_dry_run(outcome) if query.dry_run else {"revoked": key_id}
 
 
-@router.post("/{key_id}/rotate", status_code=201, summary="Replace a key")
+@router.post(
+    "/{key_id}/rotate",
+    status_code=201,
+    summary="Replace a key",
+    **described(answers.DryRun, made=answers.KeyRotated),
+)
 async def rotate(
     key_id: KeyId,
     rotation: Rotation,

@@ -13,6 +13,8 @@ from spin_server.admin.documents import (
     PolicyPatch,
     shown,
 )
+from spin_server.admin.http import answers
+from spin_server.admin.http.answers import described
 from spin_server.admin.http.context import (
     Caller_,
     IfMatch,
@@ -75,7 +77,7 @@ def _show_canary(stored: PolicyDocument) -> dict[str, Any] | None:
     return {"percent": canary.percent, "fields": fields}
 
 
-@router.get("/{name}", summary="Read a policy")
+@router.get("/{name}", summary="Read a policy", **described(answers.Policy))
 async def read(name: PolicyName, caller: Caller_, _: Read_, response: Response) -> dict[str, Any]:
     """Every field with its value and where it comes from: `tenant`, `default` or `launch`."""
     caller.principal.require("read", owner(name))
@@ -85,7 +87,11 @@ async def read(name: PolicyName, caller: Caller_, _: Read_, response: Response) 
     return show_policy(state, name)
 
 
-@router.patch("/{name}", summary="Change a policy")
+@router.patch(
+    "/{name}",
+    summary="Change a policy",
+    **described(answers.PolicyChanged | answers.PolicyDryRun),
+)
 async def change(
     name: PolicyName,
     patch: PolicyPatch,

@@ -7,6 +7,8 @@ from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from spin_server.admin.errors import InvalidError, PreconditionError, UnconditionalError
+from spin_server.admin.http import answers
+from spin_server.admin.http.answers import described
 from spin_server.admin.http.context import (
     Caller_,
     IfMatch,
@@ -56,7 +58,9 @@ async def _commits(caller: Caller_, query: PageQuery) -> tuple[list[Commit], str
     return found, str(found[-1].revision) if more else None
 
 
-@router.get("/v1/audit", summary="Read the audit log")
+@router.get(
+    "/v1/audit", summary="Read the audit log", **described(answers.Page[answers.AuditEntry])
+)
 async def audit(caller: Caller_, query: Page_) -> dict[str, Any]:
     """Who changed what, when and why, newest first; no entry can be changed or removed."""
     caller.principal.require("audit")
@@ -65,7 +69,7 @@ async def audit(caller: Caller_, query: Page_) -> dict[str, Any]:
     return {"items": items, "next_cursor": cursor}
 
 
-@router.get("/v1/revisions", summary="List revisions")
+@router.get("/v1/revisions", summary="List revisions", **described(answers.Page[answers.Revision]))
 async def list_revisions(caller: Caller_, query: Page_) -> dict[str, Any]:
     """All revisions, newest first, and which documents each changed."""
     caller.principal.require("read")
@@ -77,7 +81,9 @@ async def list_revisions(caller: Caller_, query: Page_) -> dict[str, Any]:
     return {"items": items, "next_cursor": cursor}
 
 
-@router.get("/v1/revisions/{revision}/diff", summary="Compare two revisions")
+@router.get(
+    "/v1/revisions/{revision}/diff", summary="Compare two revisions", **described(answers.Diff)
+)
 async def diff(
     revision: Revision, caller: Caller_, query: Annotated[DiffQuery, Query()]
 ) -> dict[str, Any]:
@@ -90,7 +96,11 @@ async def diff(
     return {"from": revision, "to": against, "changes": changes}
 
 
-@router.post("/v1/revisions/{revision}/revert", summary="Go back to a revision")
+@router.post(
+    "/v1/revisions/{revision}/revert",
+    summary="Go back to a revision",
+    **described(answers.Committed | answers.DryRun),
+)
 async def revert(
     revision: Revision, caller: Caller_, query: Write_, if_match: IfMatch = None
 ) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from spin_server.admin.documents import DEFAULT
 from spin_server.admin.engine_link import Figures
+from spin_server.admin.http import answers
+from spin_server.admin.http.answers import described
 from spin_server.admin.http.context import APPLY_SECONDS, Caller_, Read_, Services, Services_
 from spin_server.admin.http.policies import show_policy
 
@@ -38,7 +40,12 @@ def _realized(figures: Figures) -> dict[str, Any]:
     }
 
 
-@router.get("/v1/status", tags=["status"], summary="Read what is wanted and what is")
+@router.get(
+    "/v1/status",
+    tags=["status"],
+    summary="Read what is wanted and what is",
+    **described(answers.Status),
+)
 async def status(caller: Caller_, _: Read_, response: Response) -> dict[str, Any]:
     """The store's revision, every worker's, read back from it, and what SPIN did so far."""
     own, services = caller.principal.tenant, caller.services

@@ -7,6 +7,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from spin_server.admin.documents import Name, PolicyPatch, without_keys
 from spin_server.admin.errors import NotFoundError
+from spin_server.admin.http import answers
+from spin_server.admin.http.answers import described
 from spin_server.admin.http.context import (
     Caller_,
     IfMatch,
@@ -68,7 +70,7 @@ def show_tenant(state: State, name: str) -> dict[str, Any]:
     }
 
 
-@router.get("", summary="List tenants")
+@router.get("", summary="List tenants", **described(answers.Page[answers.Tenant]))
 async def list_tenants(caller: Caller_, query: Page_) -> dict[str, Any]:
     """All tenants by name; a key that is bound to one sees that one."""
     caller.principal.require("read", caller.principal.tenant)
@@ -79,7 +81,12 @@ async def list_tenants(caller: Caller_, query: Page_) -> dict[str, Any]:
     return {"items": [show_tenant(state, name) for name in found], "next_cursor": cursor}
 
 
-@router.post("", status_code=201, summary="Make a tenant")
+@router.post(
+    "",
+    status_code=201,
+    summary="Make a tenant",
+    **described(answers.DryRun, made=answers.TenantMade),
+)
 async def create(
     tenant: NewTenant, caller: Caller_, query: Write_, response: Response
 ) -> dict[str, Any]:
@@ -109,7 +116,7 @@ async def create(
     }
 
 
-@router.get("/{name}", summary="Read a tenant")
+@router.get("/{name}", summary="Read a tenant", **described(answers.Tenant))
 async def read(name: Name, caller: Caller_, _: Read_, response: Response) -> dict[str, Any]:
     """The tenant, with its policy as it is in force."""
     caller.principal.require("read", name)
@@ -120,7 +127,7 @@ async def read(name: Name, caller: Caller_, _: Read_, response: Response) -> dic
     return show_tenant(state, name)
 
 
-@router.patch("/{name}", summary="Describe a tenant")
+@router.patch("/{name}", summary="Describe a tenant", **described(answers.Tenant | answers.DryRun))
 async def change(
     name: Name,
     patch: TenantPatch,
@@ -138,7 +145,11 @@ async def change(
     return show_tenant(outcome.state, name)
 
 
-@router.delete("/{name}", summary="Delete a tenant")
+@router.delete(
+    "/{name}",
+    summary="Delete a tenant",
+    **described(answers.TenantDeleted | answers.DryRun),
+)
 async def delete(
     name: Name, caller: Caller_, query: Write_, if_match: IfMatch = None
 ) -> dict[str, Any]:
