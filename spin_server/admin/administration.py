@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
-from spin_server.admin.documents import Fields, fields_of, timestamp
+from spin_server.admin.documents import Fields, KeyDocument, fields_of, timestamp
 from spin_server.admin.errors import ConflictError, NotFoundError, UnavailableError
 from spin_server.admin.first_key import FirstKeyPlace
 from spin_server.admin.operations import NewKey, Operation, bodies_at, create_key, expire_policies
@@ -219,13 +219,7 @@ class Administration:
         if self._somebody_can_make_keys(state):
             return False
         key, now = NewKey.draw(), self.clock()
-        document = key.document(
-            tenant=None,
-            scopes=("read", "write", "keys", "audit"),
-            description="made at the first start",
-            now=now,
-            expires_at=None,
-        )
+        document = self._full_key(key, "made at the first start")
 
         def create(state: State) -> list[Change]:
             if self._somebody_can_make_keys(state):  # another replica was first
@@ -244,6 +238,27 @@ class Administration:
         else:
             place.withdraw(key)
         return made
+
+    def recover_key(self) -> NewKey:
+        """Make a key that may do everything, for whoever can write the store itself.
+
+        Raises:
+            RefusedError: the store does not take it.
+        """
+        key = NewKey.draw()
+        document = self._full_key(key, "made beside the API: key recover")
+        operation = create_key(key, document, now=self.clock())
+        self.perform(operation, Author("[store]", "key recover"))
+        return key
+
+    def _full_key(self, key: NewKey, description: str) -> KeyDocument:
+        return key.document(
+            tenant=None,
+            scopes=("read", "write", "keys", "audit"),
+            description=description,
+            now=self.clock(),
+            expires_at=None,
+        )
 
     def _somebody_can_make_keys(self, state: State) -> bool:
         return any(self._can_make_keys(state, key_id) for key_id in state.keys)

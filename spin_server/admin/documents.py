@@ -124,6 +124,8 @@ class PolicyPatch(BaseModel):
                     raise ValueError(f"{name}: {_UNBUILT[name]} do not exist in this release")
                 if name == "budget" and given[name] == "per_layer":
                     raise ValueError("budget: per-layer budgets do not exist in this release")
+                if name not in POLICY_FIELDS:
+                    raise ValueError(f"{name!r}: expected one of {', '.join(POLICY_FIELDS)}")
         return given
 
     def changes(self) -> Fields:

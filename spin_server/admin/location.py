@@ -16,3 +16,13 @@ def check_location(location: str) -> None:
     """
     if not location or ("://" in location and not KUBERNETES.fullmatch(location)):
         raise InputError("--admin-store", "FILE or kubernetes://NAMESPACE/NAME", repr(location))
+
+
+def is_file(location: str) -> bool:
+    """Whether it names a file.
+
+    Raises:
+        InputError: it is neither a file nor a place on Kubernetes.
+    """
+    check_location(location)
+    return KUBERNETES.fullmatch(location) is None

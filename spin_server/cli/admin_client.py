@@ -18,7 +18,7 @@ from spin_server.environment import read_admin_variables
 from spin_server.errors import InputError, SpinError
 
 DEFAULT_URL = "http://127.0.0.1:8081"  # where `spin-server serve --admin-store` listens
-TIMEOUT_SECONDS = 30.0  # the API itself waits 10 seconds for the engine
+TIMEOUT_SECONDS = 30.0  # the API itself waits 4 seconds for the engine
 PAGE_ITEMS = 500  # as many as the API gives
 _MOST_KEY_BYTES = 200  # as many as the API reads
 _KEY_PREFIX = "spin_"

@@ -30,6 +30,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _changed(changes: list[Object]) -> str:
-    names = [f"{change['kind']} {change['name']}" for change in changes]
+    return shortened([f"{change['kind']} {change['name']}" for change in changes])
+
+
+def shortened(names: list[str]) -> str:
+    """Write the first names, and how many more there are."""
     more = len(names) - _SHOWN_CHANGES
     return ", ".join(names[:_SHOWN_CHANGES]) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""`spin-server key`: list, make, replace and revoke keys.
+"""`spin-server key`: list, show, make, replace, revoke and recover keys.
 
 A new key is the only thing that goes to standard output, so that it can be piped to where it is
 kept; with --json it is part of the answer.
@@ -7,7 +7,10 @@ kept; with --json it is part of the answer.
 import argparse
 import os
 import sys
+from pathlib import Path
 
+from spin_server.admin.errors import RefusedError
+from spin_server.admin.store.interface import StoreError
 from spin_server.cli.admin_client import connect
 from spin_server.cli.admin_command import (
     Subparsers,
@@ -26,8 +29,11 @@ from spin_server.errors import InputError
 
 def add_parser(commands: Subparsers) -> None:
     """Add the `key` subcommands."""
-    ours = add_group(commands, "key", "list, make, replace and revoke keys")
+    ours = add_group(commands, "key", "list, show, make, replace, revoke and recover keys")
     add_command(ours, "list", _list, "list the keys; none is shown itself")
+
+    get = add_command(ours, "get", _get, "show everything of a key but the key")
+    get.add_argument("id", metavar="ID", help="such as key-0123456789abcdef")
 
     create = add_command(ours, "create", _create, "make a key, and print it once")
     create.add_argument("--tenant", metavar="NAME", help="the only one that it is good for")
@@ -55,6 +61,22 @@ def add_parser(commands: Subparsers) -> None:
     add_yes(revoke)
     add_reason(revoke)
 
+    recover = ours.add_parser(
+        "recover",
+        help="make a key in the store itself, where every other is lost",
+        description="Make a key that may do everything in the store itself, and print it once: "
+        "for whoever may write the store, and has no key left. Running servers take it up. "
+        "Exit status: 0; 2 for bad input; 3 if the store cannot be written.",
+        allow_abbrev=False,
+    )
+    recover.add_argument(
+        "--admin-store",
+        metavar="STORE",
+        required=True,
+        help="as given to `spin-server serve`: FILE or kubernetes://NAMESPACE/NAME",
+    )
+    recover.set_defaults(run=_recover, json=False)
+
 
 def _whose(key: Object) -> str:
     tenant = "all tenants" if key["tenant"] is None else f"tenant {text(key['tenant'])}"
@@ -70,6 +92,16 @@ def _list(args: argparse.Namespace) -> int:
     columns = ("id", "prefix", "tenant", "scopes", "expires_at", "description")
     rows = [[key[column] for column in columns] for key in keys["items"]]
     print_table([[column.upper() for column in columns], *rows])
+    return OK
+
+
+def _get(args: argparse.Namespace) -> int:
+    with connect(args) as client:
+        key = client.get("keys", args.id).body
+    if args.json:
+        print_json(key)
+    else:
+        print_table([(name, key[name]) for name in key])
     return OK
 
 
@@ -134,4 +166,29 @@ def _revoke(args: argparse.Namespace) -> int:
         print_json(answer)
     else:
         print(f"{text(answer['revoked'])} is revoked")
+    return OK
+
+
+def _recover(args: argparse.Namespace) -> int:
+    # Imported here: no other command opens a store.
+    from spin_server.admin.administration import Administration
+    from spin_server.admin.location import is_file
+    from spin_server.admin.opening import open_store
+    from spin_server.policy.policy import Policy
+
+    location: str = args.admin_store
+    if is_file(location) and not Path(location).is_file():
+        raise InputError("--admin-store", "a store that a server has made", f"no file {location!r}")
+    store, _ = open_store(location)
+    try:
+        administration = Administration(store, Policy())
+        if administration.state.revision == 0:
+            raise InputError("--admin-store", "a store that a server has made", "an empty one")
+        key = administration.recover_key()
+    except RefusedError as error:
+        raise StoreError(str(error)) from error
+    finally:
+        store.close()
+    made = {"id": key.key_id, "key": key.secret}
+    _print_new(args, made, f"{key.key_id} is made: all tenants, all scopes, ends never")
     return OK

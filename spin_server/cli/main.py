@@ -6,7 +6,19 @@ import sys
 from collections.abc import Sequence
 
 from spin_server import __version__
-from spin_server.cli import audit, doctor, key, policy, replay, serve, status, tenant, tiny_model
+from spin_server.cli import (
+    audit,
+    bulk,
+    doctor,
+    key,
+    policy,
+    replay,
+    revisions,
+    serve,
+    status,
+    tenant,
+    tiny_model,
+)
 from spin_server.cli.exit_codes import BAD_INPUT, START_FAILED
 from spin_server.errors import InputError, SpinError
 
@@ -20,7 +32,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"spin-server {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (serve, doctor, status, policy, tenant, key, audit, replay, tiny_model):
+    for module in (serve, doctor, status, policy, tenant, key, bulk, revisions, audit):
+        module.add_parser(commands)
+    for module in (replay, tiny_model):
         module.add_parser(commands)
     return parser
 

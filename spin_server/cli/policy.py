@@ -85,7 +85,13 @@ def _set(args: argparse.Namespace) -> int:
     before = None
     with connect(args) as client:
         if if_match is None:
-            read = client.get("policies", args.name)
+            try:
+                read = client.get("policies", args.name)
+            except InputError as error:
+                if "may not read" not in str(error.got):
+                    raise
+                got = f"{error.got} (one that may only write does with --if-match REV or '*')"
+                raise InputError(error.name, error.expected, got) from None
             before, if_match = read.body, read.etag
         answer = client.send(
             "PATCH",

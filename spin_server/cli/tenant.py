@@ -1,4 +1,4 @@
-"""`spin-server tenant`: list, make and delete tenants."""
+"""`spin-server tenant`: list, make, describe and delete tenants."""
 
 import argparse
 
@@ -6,6 +6,7 @@ from spin_server.cli.admin_client import connect
 from spin_server.cli.admin_command import (
     Subparsers,
     add_command,
+    add_dry_run,
     add_group,
     add_reason,
     add_yes,
@@ -15,6 +16,7 @@ from spin_server.cli.admin_command import (
 from spin_server.cli.admin_output import (
     Object,
     applied_to,
+    print_changes,
     print_json,
     print_policy,
     print_table,
@@ -29,7 +31,7 @@ _SHOWN = ("target_sparsity", "exploration_share")
 
 def add_parser(commands: Subparsers) -> None:
     """Add the `tenant` subcommands."""
-    ours = add_group(commands, "tenant", "list, make and delete tenants")
+    ours = add_group(commands, "tenant", "list, make, describe and delete tenants")
     add_command(ours, "list", _list, "list the tenants")
 
     get = add_command(ours, "get", _get, "show a tenant and its policy")
@@ -42,6 +44,12 @@ def add_parser(commands: Subparsers) -> None:
         "fields", nargs="*", metavar="FIELD=VALUE", help="of its policy, where it is to differ"
     )
     add_reason(create)
+
+    describe = add_command(ours, "describe", _describe, "change a tenant's description")
+    describe.add_argument("name", metavar="NAME")
+    describe.add_argument("description", metavar="TEXT", help="for people")
+    add_dry_run(describe)
+    add_reason(describe)
 
     delete = add_command(ours, "delete", _delete, "delete a tenant, its policy and its keys")
     delete.add_argument("name", metavar="NAME")
@@ -95,6 +103,27 @@ def _create(args: argparse.Namespace) -> int:
         _print_tenant(answer)
         print(applied_to(answer["applied"]))
     require_applied(answer)
+    return OK
+
+
+def _describe(args: argparse.Namespace) -> int:
+    with connect(args) as client:
+        before = client.get("tenants", args.name)
+        answer = client.send(
+            "PATCH",
+            "tenants",
+            args.name,
+            body={"description": args.description},
+            if_match=before.etag,
+            query={"dryRun": args.dry_run, "reason": args.reason},
+        ).body
+    if args.json:
+        print_json(answer)
+    elif args.dry_run:
+        print_changes(answer["changes"])
+        print("dry run: nothing was changed")
+    else:
+        _print_tenant(answer)
     return OK
 
 

@@ -104,7 +104,7 @@ def test_misspelt_or_repeated_parameter_is_refused(ask: Client) -> None:
         ({"max_miss_rate": 0.1}, "guard rails do not exist in this release"),
         ({"budget": "per_layer"}, "per-layer budgets do not exist in this release"),
         ({"canary": {"percent": 10}}, "canary: expected ?canary_percent= beside the fields"),
-        ({"sparsity": 0.5}, "Extra inputs are not permitted"),
+        ({"sparsity": 0.5}, "'sparsity': expected one of target_sparsity, exploration_share"),
         ({"target_sparsity": True}, "target_sparsity"),
         ({"target_sparsity": 1.5}, "body/target_sparsity: expected a number from 0 to 1"),
         ({"target_sparsity": "x"}, "body/target_sparsity: expected a number from 0 to 1"),
