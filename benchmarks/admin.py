@@ -98,6 +98,10 @@ def main() -> None:
         for key, document in zip(keys, documents, strict=True):
             administration.perform(create_key(key, document, now=now), AUTHOR)
         applier = Applier(administration, TableLink())
+        fresh = [Applier(administration, TableLink()) for _ in range(20)]
+
+        def first_apply(index: int) -> None:
+            asyncio.run(fresh[index].catch_up())
 
         def apply(_: int) -> None:
             asyncio.run(applier.catch_up())
@@ -127,8 +131,9 @@ def main() -> None:
             authenticate(administration.state, f"Bearer {secret}", now)
 
         authenticated(0)  # builds the index of a new state
+        apply(0)
         figures = {
-            "first apply, 1,001 rows": timed(apply, 1),
+            "first apply, 1,001 rows": timed(first_apply, len(fresh)),
             "lookup of a key": timed(authenticated),
             "change of a tenant's policy": timed(change),
             "change, and its apply": timed(change_and_apply),
