@@ -7,7 +7,9 @@ Needs nothing but Python.
 import argparse
 import json
 import time
+import urllib.error
 import urllib.request
+from pathlib import Path
 
 
 def document(tokens: int, salt: str) -> str:
@@ -18,7 +20,9 @@ def document(tokens: int, salt: str) -> str:
     return text[:tokens]
 
 
-def ask(url: str, model: str, prompt: str, max_tokens: int, policy: str | None) -> None:
+def ask(
+    url: str, model: str, prompt: str, max_tokens: int, policy: str | None, key: str | None
+) -> None:
     """Stream one completion and say when its first token came and what was cached."""
     body = {
         **({"vllm_xargs": {"spin_policy": policy}} if policy else {}),
@@ -29,12 +33,17 @@ def ask(url: str, model: str, prompt: str, max_tokens: int, policy: str | None) 
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    request = urllib.request.Request(
-        url + "/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
+    headers = {"content-type": "application/json"}
+    if key is not None:
+        headers["authorization"] = f"Bearer {key}"
+    request = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode(), headers)
     started, first, last = time.perf_counter(), None, None
     try:
         response = urllib.request.urlopen(request)
+    except urllib.error.HTTPError as error:
+        with error:
+            reason = error.read().decode(errors="replace")
+        raise SystemExit(f"{error.code} from {url}: {reason}") from None
     except OSError as error:
         raise SystemExit(f"no answer from {url}: {error}; is `make serve` running?") from None
     with response:
@@ -66,12 +75,14 @@ def main() -> None:
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--tokens", type=int, default=16000, help="length of the document")
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--policy", help="SPIN's, or a tenant's name; the default one unless given")
+    parser.add_argument("--policy", help="a named one of SPIN's; the default one unless given")
+    parser.add_argument("--key-file", type=Path, help="holds a key, where the server has tenants")
     parser.add_argument("--salt", default=str(time.time_ns()), help="makes the document new")
     args = parser.parse_args()
+    key = args.key_file.read_text().strip() if args.key_file else None
     text = document(args.tokens, args.salt)
     for question in (" What jumps?", " Over whom does it jump?"):
-        ask(args.url, args.model, text + question, args.max_tokens, args.policy)
+        ask(args.url, args.model, text + question, args.max_tokens, args.policy, key)
 
 
 if __name__ == "__main__":

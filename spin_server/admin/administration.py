@@ -55,10 +55,12 @@ class Outcome:
     """What an operation did, or would do.
 
     Args:
+        before: what it was based on.
         state: after it.
         changes: none, if everything was as asked for.
     """
 
+    before: State
     state: State
     changes: tuple[Change, ...]
 
@@ -139,7 +141,7 @@ class Administration:
                 changes = tuple(operation(state))
                 after = state.after(changes) if changes else state
                 if dry_run or not changes:
-                    return Outcome(after, changes)
+                    return Outcome(state, after, changes)
                 entry = self._entry(author)
                 try:
                     self.store.commit(state.revision, changes, entry)
@@ -152,7 +154,7 @@ class Administration:
                     raise UnavailableError(f"nothing was written: {error}") from error
                 self._state = after
                 _tell(after.revision, entry, changes)
-                return Outcome(after, changes)
+                return Outcome(state, after, changes)
         raise ConflictError("others wrote again and again meanwhile; nothing was written")
 
     def _entry(self, author: Author) -> Entry:

@@ -96,11 +96,11 @@ class AdminServer:
             raise
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._socket.getsockname()[1]}"
-        self._administration = Administration(self._store, launch)
-        made_key = self._administration.bootstrap(place)
+        self.administration = Administration(self._store, launch)
+        made_key = self.administration.bootstrap(place)
         self.first_key = place.shown if made_key else None  # where it is, if one was made
-        self._applier = Applier(self._administration, link)
-        services = Services(self._administration, self._applier, link)
+        self._applier = Applier(self.administration, link)
+        services = Services(self.administration, self._applier, link)
         config = uvicorn.Config(
             create_app(services, registry),
             log_config=None,
@@ -122,7 +122,7 @@ class AdminServer:
             asyncio.create_task(self._server.serve(sockets=[self._socket])),
             asyncio.create_task(self._applier.run()),
         ]
-        revision = self._administration.state.revision
+        revision = self.administration.state.revision
         if not await self._applier.reach(revision, _FIRST_APPLY_SECONDS):
             raise StartupError(
                 f"admin: expected the engine to take revision {revision} of the stored policies, "

@@ -5,10 +5,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from prometheus_client import REGISTRY
 
+from spin_server.admin.access import authenticate
+from spin_server.admin.administration import Administration
 from spin_server.admin.engine_link import CanaryRow, Figures, RankReport
+from spin_server.admin.errors import UnauthorizedError
 from spin_server.admin.server import AdminServer, check_admin
 from spin_server.cli.admin_arguments import AdminArguments
 from spin_server.engine.spin.control import EngineControl
+from spin_server.engine.tenancy.callers import Caller, UnknownCallerError
 from spin_server.policy.policy import Policy
 
 
@@ -48,6 +52,29 @@ class ControlLink:
         self._control.name_rows(rows, canaries)
 
 
+class KeyRing:
+    """`Authenticator` over the admin API's keys.
+
+    Args:
+        administration: who knows them.
+    """
+
+    def __init__(self, administration: Administration) -> None:
+        self._administration = administration
+
+    def configured(self) -> bool:
+        """See `Authenticator`."""
+        return bool(self._administration.state.tenants)
+
+    def caller(self, authorization: str | None) -> Caller:
+        """See `Authenticator`."""
+        found = self._administration
+        try:
+            return Caller(authenticate(found.state, authorization, found.clock()).tenant)
+        except UnauthorizedError as error:
+            raise UnknownCallerError(str(error)) from None
+
+
 class AdminGuest:
     """Runs the admin API beside a server.
 
@@ -75,6 +102,7 @@ class AdminGuest:
         )
         try:
             await server.start()
+            control.ask(KeyRing(server.administration))
             made = f"; its first key is in {server.first_key}" if server.first_key else ""
             print(f"\nspin-server: admin API at {server.url}{made}", flush=True)
             yield

@@ -106,6 +106,15 @@ def print_changes(changes: Iterable[Object]) -> None:
         )
 
 
+def print_prefix_cache(answer: Object) -> None:
+    """Say whose cached prefixes are found no more, if anybody's are."""
+    found = answer["prefix_cache"]
+    if found["count"]:
+        more = found["count"] - len(found["begin_anew"])
+        names = ", ".join(map(text, found["begin_anew"])) + (f" and {more:,} more" if more else "")
+        print(f"cached prefixes begin anew: {names}")
+
+
 def applied_to(applied: Object) -> str:
     """Say whether a change is in force, and where."""
     workers = count(len(applied["ranks"]), "worker")

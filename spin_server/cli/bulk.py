@@ -8,7 +8,13 @@ from typing import Any
 
 from spin_server.cli.admin_client import connect
 from spin_server.cli.admin_command import Subparsers, add_command, add_dry_run, add_reason
-from spin_server.cli.admin_output import applied_to, print_changes, print_json, require_applied
+from spin_server.cli.admin_output import (
+    applied_to,
+    print_changes,
+    print_json,
+    print_prefix_cache,
+    require_applied,
+)
 from spin_server.cli.exit_codes import OK
 from spin_server.errors import InputError
 
@@ -58,6 +64,7 @@ def _run(args: argparse.Namespace) -> int:
         require_applied(answer)
         return OK
     print_changes(answer["changes"])
+    print_prefix_cache(answer)
     if not answer["changes"]:
         print("nothing changes")
     elif args.dry_run:

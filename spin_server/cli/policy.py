@@ -20,6 +20,7 @@ from spin_server.cli.admin_output import (
     print_json,
     print_policy,
     print_policy_change,
+    print_prefix_cache,
     require_applied,
     text,
 )
@@ -115,6 +116,7 @@ def _set(args: argparse.Namespace) -> int:
         else:
             print(f"policy {text(args.name)}, revision {before['revision']} -> {after['revision']}")
             print_policy_change(before, after)
+        print_prefix_cache(answer)
         print("dry run: nothing was changed" if args.dry_run else applied_to(answer["applied"]))
     require_applied(answer)
     return OK
@@ -151,6 +153,7 @@ def _revert(args: argparse.Namespace) -> int:
         print_json(answer)
     else:
         print_changes(answer["changes"])
+        print_prefix_cache(answer)
         if not answer["changes"]:
             print(f"policies and tenants are as they were at revision {revision}")
         elif args.dry_run:

@@ -33,6 +33,7 @@ from spin_server.engine.spin.settings import (
     SpinSettings,
     num_places,
 )
+from spin_server.engine.tenancy.door import MIDDLEWARE, set_authenticator
 from spin_server.errors import InputError, StartupError, UnsupportedError
 
 logger = logging.getLogger(__name__)
@@ -92,6 +93,8 @@ def serve(
     _require("the front end", required, presence.active_plugins())
 
     args = _parse(model, vllm_arguments, on_cpu=on_cpu)
+    if guest is not None:
+        _refuse_beside_keys(args)
     if not args.uds:
         preflight.check_port(args.host or "", args.port)
     if not isinstance(args.additional_config or {}, dict):
@@ -154,6 +157,22 @@ def _refuse_unsupported(args: argparse.Namespace) -> None:
     for what, asked in reasons.items():
         if asked:
             raise UnsupportedError(f"{what} is not supported")
+
+
+def _refuse_beside_keys(args: argparse.Namespace) -> None:
+    """Refuse what would let callers past their keys, or tenants at each other's answers."""
+    import vllm.envs
+
+    if args.api_key or vllm.envs.VLLM_API_KEY:
+        raise UnsupportedError(
+            "vLLM's own --api-key (VLLM_API_KEY) beside --admin-store is not supported: make a "
+            "tenant, and `spin-server key create`"
+        )
+    if vllm.envs.VLLM_ENABLE_RESPONSES_API_STORE:
+        raise UnsupportedError(
+            "VLLM_ENABLE_RESPONSES_API_STORE beside --admin-store is not supported: stored "
+            "responses belong to no tenant"
+        )
 
 
 def _refuse_on_gpu(settings: SpinSettings) -> None:
@@ -383,7 +402,9 @@ async def _serve(
         gate.guard(engine_client)
         if guest is not None:
             control = EngineControl(engine_client, settings, gate, collector)
+            stack.callback(set_authenticator, None)
             await stack.enter_async_context(guest(control))
+            args.middleware = [*args.middleware, MIDDLEWARE]  # the last is around all others
         polling = asyncio.create_task(poll(engine_client, collector, _METRICS_PERIOD_SECONDS))
         shutdown = engine_client.shutdown
 

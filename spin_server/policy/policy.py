@@ -40,6 +40,11 @@ class Policy:
     budget: BudgetMode = "uniform"
     probe_period: int = 0
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether it skips no block: what is decoded under it is what the model would decode."""
+        return self.sparsity.billionths == 0
+
     def pack(self) -> list[int | str]:
         """Take it apart into plain values, in the order of the fields; shares in billionths."""
         values = (getattr(self, field.name) for field in fields(self))

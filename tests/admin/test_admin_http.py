@@ -364,3 +364,33 @@ def test_body_that_means_nothing_or_two_things_is_refused(
     assert answer.status_code == 422
     assert detail in answer.json()["detail"]
     assert ask("GET", "/v1/policies/default").json()["revision"] == 0
+
+
+def test_change_says_whose_cached_prefixes_begin_anew(ask: Client) -> None:
+    for name, fields in (
+        ("follows", {}),
+        ("own", {"target_sparsity": 0.4}),
+        ("exact", {"target_sparsity": 0}),
+    ):
+        make_tenant(ask, name, **fields)
+
+    def change(name: str, sparsity: float | None, query: str = "") -> Any:
+        answer = ask(
+            "PATCH", f"/v1/policies/{name}{query}", {"target_sparsity": sparsity}, match="*"
+        )
+        assert answer.status_code == 200, answer.text
+        return answer.json()["prefix_cache"]
+
+    nothing = {"begin_anew": [], "count": 0}
+    assert change("default", 0.6) == nothing
+    assert change("own", 0.1, "?dryRun=All") == nothing
+    everybody = {"begin_anew": ["default", "follows"], "count": 2}
+    assert change("default", 0, "?dryRun=All") == everybody
+    assert change("default", 0) == everybody
+    assert change("exact", None) == nothing  # as the default policy says: 0
+    assert change("default", 0.5) == {"begin_anew": ["default", "exact", "follows"], "count": 3}
+    assert change("own", 0) == {"begin_anew": ["own"], "count": 1}
+    assert change("own", 0.9, "?canary_percent=10") == nothing
+    newest = ask("GET", "/v1/status").json()["desired_revision"]
+    reverted = ask("POST", f"/v1/revisions/{newest - 2}/revert", match="*").json()
+    assert reverted["prefix_cache"] == {"begin_anew": ["own"], "count": 1}

@@ -1,5 +1,7 @@
 """What vLLM's arguments ask for, refused in one line before anything loads."""
 
+from contextlib import nullcontext
+
 import pytest
 
 from spin_server.engine import server
@@ -62,3 +64,26 @@ def test_argument_that_makes_no_sense_to_vllm_is_one_line(
 def test_more_requests_take_more_histories(model: str) -> None:
     one, two = (check(model, "--max-num-seqs", str(n)) for n in (8, 16))
     assert two == 2 * one
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "message"),
+    [
+        (["--api-key", "k"], None, "--api-key"),
+        ([], "VLLM_API_KEY", "--api-key"),
+        ([], "VLLM_ENABLE_RESPONSES_API_STORE", "stored responses belong to no tenant"),
+        ([], None, None),
+    ],
+)
+def test_what_would_let_callers_past_their_keys_is_refused(
+    model: str,
+    arguments: list[str],
+    variable: str | None,
+    message: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv(variable, "1")
+    args = server._parse(model, ["--max-model-len", "4096", *arguments], on_cpu=True)
+    with nullcontext() if message is None else pytest.raises(UnsupportedError, match=message):
+        server._refuse_beside_keys(args)

@@ -5,6 +5,7 @@ import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -86,14 +87,42 @@ def admin(server: LiveServer) -> Admin:
     return Admin(server)
 
 
-def stream(server: LiveServer, tokens: int, **options: Any) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def plain(admin: Admin) -> str:
+    """A key of no tenant."""
+    made: str = admin("POST", "/v1/keys", {})["key"]
+    return made
+
+
+@pytest.fixture(scope="module")
+def harsh(admin: Admin) -> str:
+    """A key of the tenant `harsh`."""
+    made: str = admin("POST", "/v1/keys", {"tenant": "harsh"})["key"]
+    return made
+
+
+def stream(server: LiveServer, key: str, tokens: int, **options: Any) -> Iterator[str]:
     """Yield the pieces of a completion as they come."""
     body = {"prompt": PROMPT, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-    with server.open("/v1/completions", {**body, "stream": True, **options}) as response:
+    with server.open("/v1/completions", {**body, "stream": True, **options}, key=key) as response:
         for line in response:
             text = line.decode().strip().removeprefix("data: ")
             if text and text != "[DONE]":
                 yield json.loads(text)["choices"][0]["text"]
+
+
+def refused(call: Any, *arguments: Any, **options: Any) -> tuple[int, str]:
+    """Status and reason of a request that is refused."""
+    with pytest.raises(urllib.error.HTTPError) as error:
+        call(*arguments, **options)
+    with error.value:
+        return error.value.code, json.load(error.value)["error"]["message"]
+
+
+def cached(server: LiveServer, key: str, prompt: list[int]) -> int:
+    """Tokens of a prompt that were found in the prefix cache."""
+    usage = server.complete(prompt, key, max_tokens=1)["usage"]
+    return int((usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0)
 
 
 def skipped_share(before: tuple[float, float], after: tuple[float, float]) -> float:
@@ -103,18 +132,79 @@ def skipped_share(before: tuple[float, float], after: tuple[float, float]) -> fl
 
 
 def test_stored_policies_are_in_force_before_the_first_request(
-    server: LiveServer, admin: Admin
+    server: LiveServer, admin: Admin, request: pytest.FixtureRequest
 ) -> None:
     status = admin("GET", "/v1/status")
     assert status["desired_revision"] == status["applied_revision"] == 2  # and the first key
     assert status["ranks"] == [{"engine": 0, "rank": 0, "revision": 2}]
+    plain = request.getfixturevalue("plain")  # makes a revision
     before = admin.realized()
-    assert len(list(stream(server, 40))) > 0
+    assert len(list(stream(server, plain, 40))) > 0
     assert skipped_share(before, admin.realized()) == pytest.approx(0.1, abs=0.02)
 
 
-def test_change_takes_hold_of_a_request_that_is_running(server: LiveServer, admin: Admin) -> None:
-    pieces = stream(server, 240)
+def test_nobody_is_served_without_a_key(server: LiveServer, harsh: str) -> None:
+    for key in (None, "spin_" + "A" * 43, harsh[:-1]):
+        assert refused(server.complete, "x", key, max_tokens=1)[0] == 401
+        assert refused(server.post, "/tokenize", {"prompt": "x"}, key=key)[0] == 401
+    assert refused(server.post, "/v1/unheard-of", {}, key=harsh)[0] == 403
+    assert refused(server.post, "/inference/v1/abort_requests", {}, key=harsh)[0] == 403
+    assert server.post("/tokenize", {"prompt": "x"}, key=harsh)["count"] > 0
+    assert server.healthy()
+    assert server.metrics()
+
+
+def test_tenant_reaches_nothing_past_its_policy(server: LiveServer, harsh: str) -> None:
+    for name, value in (("spin_policy", "default"), ("spin_policy", 0), ("spin_sparsity", 0)):
+        options = {"max_tokens": 1, "vllm_xargs": {name: value}}
+        code, text = refused(server.complete, "x", harsh, **options)
+        assert (code, "the key decides the policy" in text) == (400, True)
+    answer = server.complete("x", harsh, max_tokens=1, priority=-9, cache_salt="mine")
+    assert answer["usage"]["completion_tokens"] == 1
+
+
+def test_tenants_find_no_prefix_of_each_others(
+    server: LiveServer, admin: Admin, plain: str, harsh: str
+) -> None:
+    admin("POST", "/v1/tenants", {"name": "other", "policy": {"target_sparsity": 0.65}})
+    other = admin("POST", "/v1/keys", {"tenant": "other"})["key"]
+    prompt = [(index * 31) % 200 + 30 for index in range(3000)]
+    whole = len(prompt) // 256 * 256
+    assert [cached(server, key, prompt) for key in (harsh, plain, other)] == [0, 0, 0]
+    assert [cached(server, key, prompt) for key in (harsh, plain, other)] == [whole] * 3
+
+    def change(sparsity: float) -> list[str]:
+        path, body = "/v1/policies/other", {"target_sparsity": sparsity}
+        tried = admin("PATCH", path + "?dryRun=All", body)["prefix_cache"]
+        assert admin("PATCH", path, body)["prefix_cache"] == tried
+        return list(tried["begin_anew"])
+
+    assert change(0.3) == []
+    assert cached(server, other, prompt) == whole
+    assert change(0) == ["other"]
+    assert [cached(server, other, prompt) for _ in range(2)] == [0, whole]
+    assert change(0.5) == ["other"]
+    assert cached(server, other, prompt) == whole  # of what it computed while sparse
+    assert change(0) == ["other"]
+    assert cached(server, other, prompt) == 0
+    admin("DELETE", "/v1/tenants/other")
+    assert refused(server.complete, "x", other, max_tokens=1)[0] == 401
+
+
+def test_revoked_key_ends_at_the_door_and_streams_go_on(server: LiveServer, admin: Admin) -> None:
+    made = admin("POST", "/v1/keys", {"tenant": "harsh"})
+    pieces = stream(server, made["key"], 120)
+    for _ in range(10):
+        next(pieces)
+    admin("DELETE", f"/v1/keys/{made['id']}")
+    assert refused(server.complete, "x", made["key"], max_tokens=1)[0] == 401
+    assert len(list(pieces)) > 50
+
+
+def test_change_takes_hold_of_a_request_that_is_running(
+    server: LiveServer, admin: Admin, plain: str
+) -> None:
+    pieces = stream(server, plain, 240)
     for _ in range(40):
         next(pieces)
     at_change = admin.realized()
@@ -131,27 +221,34 @@ def test_change_takes_hold_of_a_request_that_is_running(server: LiveServer, admi
     assert desired == [answer["revision"]]
 
 
-def test_keys_and_reasons_are_not_in_the_servers_output(server: LiveServer, admin: Admin) -> None:
+def test_keys_and_reasons_are_not_in_the_servers_output(
+    server: LiveServer, admin: Admin, plain: str, harsh: str
+) -> None:
     other = "spin_" + "A" * 43
     admin("PATCH", f"/v1/policies/default?reason=for+{other}", {"probe_period": 0})
     for path in (f"/v1/keys/{other}", f"/v1/status?k={admin.key}", f"/{admin.key}"):
-        with pytest.raises(urllib.error.HTTPError) as refused:
+        with pytest.raises(urllib.error.HTTPError) as error:
             admin("GET", path)
-        refused.value.close()
-    server.complete("x", max_tokens=1)
+        error.value.close()
+    for key in (plain, harsh, other):
+        with suppress(urllib.error.HTTPError):
+            server.complete("x", key, max_tokens=1)
     output = server.log.read_text(errors="replace")
     assert "POST /v1/completions" in output  # vLLM's own log of requests is on
     assert "spin_A" not in output
-    assert admin.key not in output
+    for key in (admin.key, plain, harsh):
+        assert key not in output
     assert "/v1/status" not in output
 
 
-def test_some_requests_try_a_canary_and_are_counted_apart(server: LiveServer, admin: Admin) -> None:
+def test_some_requests_try_a_canary_and_are_counted_apart(
+    server: LiveServer, admin: Admin, harsh: str
+) -> None:
     path = "/v1/policies/harsh?canary_percent=50"
     answer = admin("PATCH", path, {"target_sparsity": 0.2, "exploration_share": 0})
     assert answer["applied"]["complete"] is True
     for _ in range(12):  # all the same way once in two thousand runs
-        list(stream(server, 8, vllm_xargs={"spin_policy": "harsh"}))
+        list(stream(server, harsh, 8))
     parts = admin("GET", "/v1/status")["realized"]["by_tenant"]
     assert parts["harsh"]["realized_sparsity"] == pytest.approx(0.65, abs=0.02)
     assert parts["harsh/canary"]["realized_sparsity"] == pytest.approx(0.2, abs=0.02)
@@ -159,20 +256,20 @@ def test_some_requests_try_a_canary_and_are_counted_apart(server: LiveServer, ad
     admin("PATCH", "/v1/policies/harsh?canary_percent=0", {})
 
 
-def test_requests_of_a_tenant_run_with_its_policy(server: LiveServer, admin: Admin) -> None:
-    options = {"vllm_xargs": {"spin_policy": "harsh"}}
+def test_requests_of_a_tenant_run_with_its_policy(
+    server: LiveServer, admin: Admin, plain: str, harsh: str
+) -> None:
     before = admin.realized()
-    list(stream(server, 40, **options))
+    list(stream(server, harsh, 40))
     assert skipped_share(before, admin.realized()) == pytest.approx(0.65, abs=0.02)
     parts = admin("GET", "/v1/status")["realized"]["by_tenant"]
     assert parts["harsh"]["realized_sparsity"] == pytest.approx(0.65, abs=0.02)
     name = next(k for k in server.metrics() if "kv_blocks" in k and 'tenant="harsh"' in k)
     assert name.startswith("spin_kv_blocks_total")
     admin("DELETE", "/v1/tenants/harsh")
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        server.complete("x", max_tokens=1, **options)
-    with refused.value:
-        assert refused.value.code == 400
+    # No tenant is left, and so nobody is asked for a key: not the one whose key went with it, too.
+    for key in (None, plain, harsh):
+        assert server.complete("x", key, max_tokens=1)["usage"]["completion_tokens"] == 1
 
 
 def test_stop_ends_the_admin_api_too(server: LiveServer, admin: Admin) -> None:

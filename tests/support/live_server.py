@@ -40,22 +40,28 @@ class LiveServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def post(self, path: str, body: dict[str, Any], timeout: float = 300) -> dict[str, Any]:
-        with self.open(path, body, timeout) as response:
+    def post(
+        self, path: str, body: dict[str, Any], timeout: float = 300, key: str | None = None
+    ) -> dict[str, Any]:
+        with self.open(path, body, timeout, key) as response:
             answer: dict[str, Any] = json.load(response)
             return answer
 
-    def open(self, path: str, body: dict[str, Any], timeout: float = 300) -> Any:
-        request = urllib.request.Request(
-            self.url + path,
-            json.dumps({"model": MODEL, **body}).encode(),
-            {"content-type": "application/json"},
-        )
+    def open(
+        self, path: str, body: dict[str, Any], timeout: float = 300, key: str | None = None
+    ) -> Any:
+        headers = {"content-type": "application/json"}
+        if key is not None:
+            headers["authorization"] = f"Bearer {key}"
+        data = json.dumps({"model": MODEL, **body}).encode()
+        request = urllib.request.Request(self.url + path, data, headers)
         return urllib.request.urlopen(request, timeout=timeout)
 
-    def complete(self, prompt: str | list[int], **options: Any) -> dict[str, Any]:
+    def complete(
+        self, prompt: str | list[int], key: str | None = None, **options: Any
+    ) -> dict[str, Any]:
         body = {"prompt": prompt, "temperature": 0, "ignore_eos": True, **options}
-        return self.post("/v1/completions", body)
+        return self.post("/v1/completions", body, key=key)
 
     def healthy(self) -> bool:
         with urllib.request.urlopen(self.url + "/health", timeout=10) as response:

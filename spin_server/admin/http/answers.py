@@ -43,12 +43,23 @@ class Changed(_Answer):
     after: dict[str, Any] | None = Field(description="null: it is gone")
 
 
+class PrefixCache(_Answer):
+    """Whose cached prefixes are found no more by requests that begin now."""
+
+    begin_anew: list[str] = Field(
+        description="policies that begin or cease to skip blocks, the first hundred",
+        examples=[["search-team"]],
+    )
+    count: int = Field(description="how many in all", examples=[1])
+
+
 class DryRun(_Answer):
     """What a write would do."""
 
     dry_run: Literal[True]
     changes: list[Changed]
     clamps: list[dict[str, Any]] = Field(description="values that a guard rail would hold back")
+    prefix_cache: PrefixCache
 
 
 class PolicyField(_Answer):
@@ -89,6 +100,7 @@ class Policy(_Answer):
 class PolicyChanged(Policy):
     """A policy that was changed."""
 
+    prefix_cache: PrefixCache
     applied: Applied
 
 
@@ -189,6 +201,7 @@ class Committed(_Answer):
 
     revision: int = Field(examples=[7])
     changes: list[Changed]
+    prefix_cache: PrefixCache
     applied: Applied
 
 

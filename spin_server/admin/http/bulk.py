@@ -11,7 +11,13 @@ from spin_server.admin.documents import Name, PolicyPatch
 from spin_server.admin.engine_link import EngineLink
 from spin_server.admin.http import answers
 from spin_server.admin.http.answers import described
-from spin_server.admin.http.context import Caller_, Write_, show_change, show_dry_run
+from spin_server.admin.http.context import (
+    Caller_,
+    Write_,
+    show_change,
+    show_dry_run,
+    show_prefix_cache,
+)
 from spin_server.admin.http.policies import owner
 from spin_server.admin.http.tenants import Description
 from spin_server.admin.operations import (
@@ -133,5 +139,6 @@ async def apply(bulk: Bulk, caller: Caller_, query: Write_) -> dict[str, Any]:
     return {
         "revision": outcome.state.revision,
         "changes": [show_change(change) for change in outcome.changes],
+        "prefix_cache": show_prefix_cache(outcome),
         "applied": await caller.applied(outcome, {step.name for step in bulk.operations}),
     }

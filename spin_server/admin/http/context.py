@@ -16,11 +16,12 @@ from spin_server.admin.applier import Applier
 from spin_server.admin.documents import without_keys
 from spin_server.admin.engine_link import EngineLink
 from spin_server.admin.errors import InvalidError, UnauthorizedError
-from spin_server.admin.operations import Operation, visible
+from spin_server.admin.operations import Operation, begin_anew, visible
 from spin_server.admin.state import State
 from spin_server.admin.store.interface import Change
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_MOST_NAMES = 100
 APPLY_SECONDS = 4.0  # less than the server's stop waits for open requests
 
 
@@ -171,7 +172,15 @@ def show_dry_run(outcome: Outcome) -> dict[str, Any]:
         "dry_run": True,
         "changes": [show_change(change) for change in outcome.changes],
         "clamps": [],
+        "prefix_cache": show_prefix_cache(outcome),
     }
+
+
+def show_prefix_cache(outcome: Outcome) -> dict[str, Any]:
+    """Show whose cached prefixes are found no more: policies that begin or cease to skip blocks."""
+    changed = {change.ref.name for change in outcome.changes if change.ref.kind == "policy"}
+    found = begin_anew(outcome.before, outcome.state, changed)
+    return {"begin_anew": found[:_MOST_NAMES], "count": len(found)}
 
 
 def page(names: list[str], cursor: str, limit: int) -> tuple[list[str], str | None]:

@@ -22,6 +22,7 @@ from spin_server.admin.http.context import (
     WholeNumber,
     WriteQuery,
     show_dry_run,
+    show_prefix_cache,
 )
 from spin_server.admin.operations import etag, patch_policy, require_policy
 from spin_server.admin.state import State
@@ -119,4 +120,8 @@ async def change(
     if query.dry_run:
         return {**show_dry_run(outcome), "policy": show_policy(outcome.state, name)}
     response.headers["ETag"] = etag(outcome.state.revision_of(Ref("policy", name)))
-    return {**show_policy(outcome.state, name), "applied": await caller.applied(outcome, {name})}
+    return {
+        **show_policy(outcome.state, name),
+        "prefix_cache": show_prefix_cache(outcome),
+        "applied": await caller.applied(outcome, {name}),
+    }

@@ -19,6 +19,7 @@ from spin_server.admin.http.context import (
     Write_,
     show_change,
     show_dry_run,
+    show_prefix_cache,
 )
 from spin_server.admin.operations import difference, etag, restore
 from spin_server.admin.store.interface import Commit
@@ -120,5 +121,6 @@ async def revert(
     return {
         "revision": outcome.state.revision,
         "changes": [show_change(change) for change in outcome.changes],
+        "prefix_cache": show_prefix_cache(outcome),
         "applied": await caller.applied(outcome, {change.ref.name for change in outcome.changes}),
     }

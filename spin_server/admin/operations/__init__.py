@@ -22,7 +22,12 @@ from spin_server.admin.operations.keys import (
     revoke_key,
     rotate_key,
 )
-from spin_server.admin.operations.policies import expire_policies, patch_policy, require_policy
+from spin_server.admin.operations.policies import (
+    begin_anew,
+    expire_policies,
+    patch_policy,
+    require_policy,
+)
 from spin_server.admin.operations.tenants import (
     MOST_TENANTS,
     create_tenant,
@@ -36,6 +41,7 @@ __all__ = [
     "SECRET_BYTES",
     "NewKey",
     "Operation",
+    "begin_anew",
     "bodies_at",
     "create_key",
     "create_tenant",

@@ -119,3 +119,20 @@ def expire_policies(now: datetime) -> Operation:
         return changes
 
     return operate
+
+
+def begin_anew(before: State, after: State, changed: set[str]) -> list[str]:
+    """Find whose policy begins or ceases to skip blocks, and so whose cached prefixes are lost.
+
+    Args:
+        changed: policies whose documents are not the same; the default one's moves tenants', too.
+    """
+
+    def moved(name: str) -> bool:
+        return before.effective(name).policy.keeps_all != after.effective(name).policy.keeps_all
+
+    names = set(changed)
+    if DEFAULT in names and moved(DEFAULT):
+        names |= set(before.tenants) & set(after.tenants)
+    both = {DEFAULT, *before.tenants} & {DEFAULT, *after.tenants}
+    return sorted(name for name in names & both if moved(name))

@@ -1,7 +1,9 @@
 """Give every request its policy at the front end.
 
 The policy's id travels in the sampling parameters' `extra_args`, which reach the workers. Clients
-send those too (`vllm_xargs`), so what they send under our names is checked here.
+send those too (`vllm_xargs`), so what they send under our names is checked here. Where there are
+tenants, the caller decides, and what else of a request would reach past his tenant is replaced:
+everything that vLLM serves comes by here, whichever route it took.
 """
 
 import copy
@@ -11,6 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from spin_server.engine.spin.settings import POLICY_ARGUMENT, SpinSettings
+from spin_server.engine.tenancy.callers import Authenticator, Caller, current_caller
+from spin_server.engine.tenancy.salts import PrefixSalts
 from spin_server.errors import InputError
 
 _OURS = "spin_"
@@ -31,6 +35,13 @@ class PolicyGate:
         self._open = settings.allow_request_policy
         # A client may name its requests, and must not choose its side by it.
         self._salt = secrets.token_bytes(16)
+        self._authenticator: Authenticator | None = None
+        named = [settings.default, *settings.policies.values()]
+        self.salts = PrefixSalts({row: given.policy() for row, given in enumerate(named)})
+
+    def ask(self, authenticator: Authenticator) -> None:
+        """Let callers be known by their keys from now on."""
+        self._authenticator = authenticator
 
     def name_rows(self, rows: Mapping[str, int], canaries: Mapping[str, tuple[int, int]]) -> None:
         """Say which row of the table each tenant has; the names of the launch come first.
@@ -40,6 +51,8 @@ class PolicyGate:
                 hundred do.
         """
         self._tenants, self._canaries = dict(rows), dict(canaries)
+        self.salts.name_rows({row: name for name, row in rows.items()})
+        self.salts.name_rows({row: name for name, (row, _) in canaries.items()})
 
     def admit(self, extra_args: dict[str, Any] | None, request_id: str) -> dict[str, Any]:
         """Replace what the client sent under our names by the policy's id.
@@ -63,21 +76,48 @@ class PolicyGate:
             )
         row = self._row(_DEFAULT if name is None else name, request_id)
         if row is None:
-            kinds = " or a tenant" if self._tenants else ""
             raise InputError(
-                f"vllm_xargs.{POLICY_ARGUMENT}", f"one of {', '.join(self._ids)}{kinds}", repr(name)
+                f"vllm_xargs.{POLICY_ARGUMENT}", f"one of {', '.join(self._ids)}", repr(name)
             )
+        extra[POLICY_ARGUMENT] = row
+        return extra
+
+    def admit_caller(
+        self, caller: Caller, extra_args: dict[str, Any] | None, request_id: str
+    ) -> dict[str, Any]:
+        """Give a request its caller's policy; see `admit`.
+
+        Raises:
+            InputError: an argument under our names, or a tenant that this server has no row for.
+        """
+        extra = dict(extra_args or {})
+        for name in extra:
+            if name.startswith(_OURS):
+                raise InputError(
+                    f"vllm_xargs.{name}", "absent: the key decides the policy", repr(extra[name])
+                )
+        if caller.tenant is None:
+            row = self._row(_DEFAULT, request_id)
+        else:  # a policy of the launch that has its name is not the tenant's
+            tried = self._tried(caller.tenant, request_id)
+            row = self._tenants.get(caller.tenant) if tried is None else tried
+        if row is None:
+            raise InputError("tenant", "one that this server has a row for", repr(caller.tenant))
         extra[POLICY_ARGUMENT] = row
         return extra
 
     def _row(self, name: object, request_id: str) -> int | None:
         if not isinstance(name, str):
             return None
-        if name in self._canaries:
-            row, percent = self._canaries[name]
-            if self._hundredth(name, request_id) < percent:
-                return row
-        return self._ids.get(name, self._tenants.get(name))
+        tried = self._tried(name, request_id)
+        return self._ids.get(name) if tried is None else tried
+
+    def _tried(self, name: str, request_id: str) -> int | None:
+        """Find the row of a policy's canary, if the request is one of those that try it."""
+        if (canary := self._canaries.get(name)) is None:
+            return None
+        row, percent = canary
+        return row if self._hundredth(name, request_id) < percent else None
 
     def _hundredth(self, name: str, request_id: str) -> int:
         """Draw 0 to 99 for a request, the same in the server's life, and another per policy."""
@@ -88,15 +128,59 @@ class PolicyGate:
     def guard(self, engine_client: Any) -> None:
         """Make every request of a vLLM engine client pass this gate.
 
-        Source: vllm/v1/engine/async_llm.py (generate), which every serving endpoint calls.
+        Source: vllm/v1/engine/async_llm.py (generate, encode), which every serving endpoint calls.
         """
-        generate = engine_client.generate
+        generate, encode = engine_client.generate, engine_client.encode
 
-        def guarded(prompt: Any, sampling_params: Any, *arguments: Any, **keywords: Any) -> Any:
+        def guarded(
+            prompt: Any, sampling_params: Any, request_id: str, *rest: Any, **keywords: Any
+        ) -> Any:
             # A copy: several prompts of one request may share their parameters.
             admitted = copy.copy(sampling_params)
-            request_id = keywords["request_id"] if "request_id" in keywords else arguments[0]
-            admitted.extra_args = self.admit(sampling_params.extra_args, request_id)
-            return generate(prompt, admitted, *arguments, **keywords)
+            given = sampling_params.extra_args
+            caller = self._caller()
+            if caller is None:
+                admitted.extra_args = self.admit(given, request_id)
+            else:
+                request_id = secrets.token_hex(16)
+                admitted.extra_args = self.admit_caller(caller, given, request_id)
+                row = admitted.extra_args[POLICY_ARGUMENT]
+                prompt = _salted(prompt, self.salts.salt(caller.tenant, row))
+                keywords["priority"] = 0
+            return generate(prompt, admitted, request_id, *rest, **keywords)
 
-        engine_client.generate = guarded
+        def guarded_encode(
+            prompt: Any, pooling_params: Any, request_id: str, *rest: Any, **keywords: Any
+        ) -> Any:
+            caller = self._caller()
+            if caller is not None:
+                request_id = secrets.token_hex(16)
+                row = self.admit_caller(caller, None, request_id)[POLICY_ARGUMENT]
+                prompt = _salted(prompt, self.salts.salt(caller.tenant, row))
+                keywords["priority"] = 0
+            return encode(prompt, pooling_params, request_id, *rest, **keywords)
+
+        engine_client.generate, engine_client.encode = guarded, guarded_encode
+
+    def _caller(self) -> Caller | None:
+        """Find whose request it is; None where there are no tenants.
+
+        Raises:
+            InputError: it came by a door where nobody asked.
+        """
+        if self._authenticator is None or not self._authenticator.configured():
+            return None
+        if (caller := current_caller()) is None:
+            raise InputError("request", "one with a key, since there are tenants", "none")
+        return caller
+
+
+def _salted(prompt: Any, salt: str) -> Any:
+    """Put a salt into a rendered prompt, over whatever the client sent.
+
+    Raises:
+        InputError: a prompt that is not rendered.
+    """
+    if not isinstance(prompt, dict):
+        raise InputError("prompt", "a rendered one", type(prompt).__name__)
+    return {**prompt, "cache_salt": salt}

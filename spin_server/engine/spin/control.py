@@ -13,6 +13,8 @@ from spin_server.engine.spin.admission import PolicyGate
 from spin_server.engine.spin.metrics import CANARY, SpinCollector
 from spin_server.engine.spin.policy_table import PolicyTable
 from spin_server.engine.spin.settings import SpinSettings
+from spin_server.engine.tenancy.callers import Authenticator
+from spin_server.engine.tenancy.door import set_authenticator
 from spin_server.errors import StartupError
 from spin_server.policy.policy import Policy
 
@@ -68,6 +70,7 @@ class EngineControl:
         """
         self._collector.desired_revision = revision
         self._collector.policies.update(rows)
+        self._gate.salts.before_write(rows)
         async with self._turn:
             self._wanted.write_all(rows, revision)
             self._written.update(rows)
@@ -79,6 +82,7 @@ class EngineControl:
                 answers = await self._client.collective_rpc("spin_apply", args=(revision, packed))
             found = self._checked(answers)
             self._certain = True
+            self._gate.salts.after_write(rows)
             return found
 
     async def reports(self) -> list[WorkerRevision]:
@@ -106,6 +110,11 @@ class EngineControl:
                     f"other values or another revision ({answer['revision']}) in its table"
                 )
         return [WorkerRevision(0, answer["rank"], answer["revision"]) for answer in answers]
+
+    def ask(self, authenticator: Authenticator) -> None:
+        """Let every request's caller be known by his key, once there are tenants."""
+        self._gate.ask(authenticator)
+        set_authenticator(authenticator)
 
     async def outcomes(self) -> dict[str, dict[str, int]]:
         """Count blocks by tenant, or the default policy's name, and outcome; see `snapshot`.

@@ -7,6 +7,7 @@ import pytest
 
 from spin_server.engine.spin.admission import PolicyGate
 from spin_server.engine.spin.settings import PolicySettings, SpinSettings
+from spin_server.engine.tenancy.callers import Caller, calling
 from spin_server.errors import InputError
 
 
@@ -45,8 +46,11 @@ def test_what_a_client_may_not_send_is_refused(allow: bool, sent: Any, message: 
 
 
 def rows(chosen: PolicyGate, name: str | None, count: int = 4000) -> list[int]:
-    sent = None if name is None else {"spin_policy": name}
-    return [chosen.admit(sent, f"cmpl-{n}")["spin_policy"] for n in range(count)]
+    ids = [f"cmpl-{n}" for n in range(count)]
+    if name is None:
+        return [chosen.admit(None, request_id)["spin_policy"] for request_id in ids]
+    caller = Caller(None if name == "default" else name)
+    return [chosen.admit_caller(caller, None, i)["spin_policy"] for i in ids]
 
 
 @pytest.mark.parametrize("percent", [1, 10, 50, 99])
@@ -84,14 +88,15 @@ def test_side_cannot_be_worked_out_from_the_requests_id() -> None:
         chosen.name_rows({"acme": 5}, {"acme": (7, 50)})
         found.append(rows(chosen, "acme", 200))
     assert found[0] != found[1]
-    assert chosen.admit({"spin_policy": "acme"}, "\ud800")["spin_policy"] in (5, 7)
+    assert chosen.admit_caller(Caller("acme"), None, "\ud800")["spin_policy"] in (5, 7)
 
 
-def test_nobody_asks_for_a_canary_by_name() -> None:
+@pytest.mark.parametrize("name", ["acme", "acme/canary", "default/canary"])
+def test_nobody_asks_for_a_tenants_policy_or_a_canary_by_name(name: str) -> None:
     chosen = gate(allow=True)
     chosen.name_rows({"acme": 5}, {"acme": (7, 50)})
-    with pytest.raises(InputError, match="expected one of default, gentle, harsh or a tenant"):
-        chosen.admit({"spin_policy": "acme/canary"}, "r")
+    with pytest.raises(InputError, match=r"expected one of default, gentle, harsh, got"):
+        chosen.admit({"spin_policy": name}, "r")
 
 
 @pytest.mark.parametrize("by_name", [False, True])
@@ -101,6 +106,8 @@ def test_guard_draws_by_the_requests_own_id(by_name: bool) -> None:
     class Client:
         def generate(self, prompt: str, sampling_params: Any, request_id: str, **_: Any) -> None:
             seen.append(sampling_params.extra_args["spin_policy"])
+
+        encode = generate
 
     chosen, client = gate(allow=False), Client()
     chosen.name_rows({}, {"default": (3, 50)})
@@ -113,3 +120,123 @@ def test_guard_draws_by_the_requests_own_id(by_name: bool) -> None:
             client.generate("x", given, f"cmpl-{n}")
     assert seen == rows(chosen, None, 200)
     assert set(seen) == {0, 3}
+
+
+# with tenants
+
+
+class Keys:
+    def __init__(self) -> None:
+        self.tenants = True
+
+    def configured(self) -> bool:
+        return self.tenants
+
+    def caller(self, authorization: str | None) -> Caller:
+        raise AssertionError("asked at the door, not here")
+
+
+class Recorder:
+    """Stands in for vLLM's engine client: keeps what reaches it."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, Any]] = []
+
+    def generate(
+        self, prompt: Any, sampling_params: Any, request_id: str, *, priority: int = 0
+    ) -> None:
+        row = sampling_params.extra_args["spin_policy"]
+        self.seen.append({"prompt": prompt, "id": request_id, "priority": priority, "row": row})
+
+    def encode(
+        self, prompt: Any, pooling_params: Any, request_id: str, *, priority: int = 0
+    ) -> None:
+        self.seen.append({"prompt": prompt, "id": request_id, "priority": priority})
+
+
+@pytest.fixture
+def guarded() -> tuple[PolicyGate, Recorder, Keys]:
+    chosen, client, keys = gate(allow=True), Recorder(), Keys()
+    chosen.name_rows({"acme": 5, "other": 6, "gentle": 9}, {})
+    chosen.ask(keys)
+    chosen.guard(client)
+    return chosen, client, keys
+
+
+def rendered(**more: Any) -> dict[str, Any]:
+    return {"type": "token", "prompt_token_ids": [1, 2], **more}
+
+
+def params(extra: dict[str, Any] | None = None) -> Any:
+    return SimpleNamespace(extra_args=extra)
+
+
+def test_caller_decides_row_salt_priority_and_id(
+    guarded: tuple[PolicyGate, Recorder, Keys],
+) -> None:
+    _, client, _ = guarded
+    given = rendered(cache_salt="other's")
+    for tenant in ("acme", "other", None, "acme"):
+        with calling(Caller(tenant)):
+            client.generate(given, params({"more": 1}), request_id="mine", priority=-9)
+            client.encode(given, params(), "mine", priority=-9)
+    assert [seen["row"] for seen in client.seen[::2]] == [5, 6, 0, 5]
+    salts = [seen["prompt"]["cache_salt"] for seen in client.seen]
+    assert salts[::2] == salts[1::2]
+    assert salts[0] == salts[6]
+    assert len(set(salts)) == 3
+    assert "other's" not in salts
+    assert {seen["priority"] for seen in client.seen} == {0}
+    assert len({seen["id"] for seen in client.seen} - {"mine"}) == 8
+    assert given["cache_salt"] == "other's", "the client's own prompt is left alone"
+
+
+@pytest.mark.parametrize(
+    "sent", [{"spin_policy": "other"}, {"spin_policy": 6}, {"spin_policy": None}, {"spin_x": {}}]
+)
+def test_caller_sends_nothing_under_our_names(
+    guarded: tuple[PolicyGate, Recorder, Keys], sent: dict[str, Any]
+) -> None:
+    _, client, _ = guarded
+    with calling(Caller("acme")), pytest.raises(InputError, match="the key decides the policy"):
+        client.generate(rendered(), params(sent), "r")
+    assert client.seen == []
+
+
+def test_tenant_without_a_row_is_refused_and_gets_no_policy_of_the_launch() -> None:
+    chosen, client = gate(allow=True), Recorder()
+    chosen.ask(Keys())
+    chosen.guard(client)
+    for tenant in ("gentle", "default", "nobody", ""):
+        with calling(Caller(tenant)), pytest.raises(InputError, match="has a row for"):
+            client.generate(rendered(), params(), "r")
+
+
+def test_request_that_came_by_another_door_is_refused(
+    guarded: tuple[PolicyGate, Recorder, Keys],
+) -> None:
+    _, client, keys = guarded
+    with pytest.raises(InputError, match="expected one with a key, since there are tenants"):
+        client.generate(rendered(), params(), "r")
+    with pytest.raises(InputError, match="expected one with a key"):
+        client.encode(rendered(), params(), "r")
+    with (
+        calling(Caller("acme")),
+        pytest.raises(InputError, match="prompt: expected a rendered one"),
+    ):
+        client.generate("text", params(), "r")
+    keys.tenants = False
+    client.generate("text", params({"spin_policy": "harsh"}), "r", priority=3)
+    assert client.seen == [{"prompt": "text", "id": "r", "priority": 3, "row": 2}]
+
+
+def test_callers_canary_runs_in_its_row_and_shares_his_prefixes_by_class() -> None:
+    chosen, client = gate(allow=False), Recorder()
+    chosen.name_rows({"acme": 5}, {"acme": (7, 50)})
+    chosen.ask(Keys())
+    chosen.guard(client)
+    with calling(Caller("acme")):
+        for _ in range(200):
+            client.generate(rendered(), params(), "r")
+    assert {seen["row"] for seen in client.seen} == {5, 7}
+    assert len({seen["prompt"]["cache_salt"] for seen in client.seen}) == 1
