@@ -211,6 +211,32 @@ class PolicyDocument(BaseModel):
         return self
 
 
+_Limit = Annotated[StrictInt, Field(ge=1, lt=2**53)] | None
+
+
+class Limits(BaseModel):
+    """What a tenant may have at once; null: no limit."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    concurrent_requests: _Limit = Field(
+        default=None, description="sequences that wait or run", examples=[32]
+    )
+    queued_tokens: _Limit = Field(
+        default=None,
+        description="prompt tokens of its requests that have no first token yet",
+        examples=[2_000_000],
+    )
+    context_tokens: _Limit = Field(
+        default=None, description="prompt and answer of one request", examples=[524_288]
+    )
+
+    def patched(self, patch: "Limits") -> "Limits":
+        """Take over what a merge patch names."""
+        changes = {name: getattr(patch, name) for name in patch.model_fields_set}
+        return self.model_copy(update=changes)
+
+
 class TenantDocument(BaseModel):
     """A tenant."""
 
@@ -218,6 +244,7 @@ class TenantDocument(BaseModel):
 
     description: str
     created_at: Timestamp
+    limits: Limits = Limits()
 
 
 class KeyDocument(BaseModel):

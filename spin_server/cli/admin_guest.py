@@ -13,6 +13,7 @@ from spin_server.admin.server import AdminServer, check_admin
 from spin_server.cli.admin_arguments import AdminArguments
 from spin_server.engine.spin.control import EngineControl
 from spin_server.engine.tenancy.callers import Caller, UnknownCallerError
+from spin_server.engine.tenancy.limits import Limits
 from spin_server.policy.policy import Policy
 
 
@@ -52,6 +53,9 @@ class ControlLink:
         self._control.name_rows(rows, canaries)
 
 
+_NO_LIMITS = Limits()
+
+
 class KeyRing:
     """`Authenticator` over the admin API's keys.
 
@@ -69,8 +73,12 @@ class KeyRing:
     def caller(self, authorization: str | None) -> Caller:
         """See `Authenticator`."""
         found = self._administration
+        state = found.state
         try:
-            return Caller(authenticate(found.state, authorization, found.clock()).tenant)
+            name = authenticate(state, authorization, found.clock()).tenant
+            tenant = None if name is None else state.tenant(name)
+            limits = Limits() if tenant is None else Limits(**dict(tenant.limits))
+            return Caller(name, None if limits == _NO_LIMITS else limits)
         except UnauthorizedError as error:
             raise UnknownCallerError(str(error)) from None
 

@@ -1,4 +1,4 @@
-"""`spin-server tenant`: list, make, describe and delete tenants."""
+"""`spin-server tenant`: list, make, describe, limit and delete tenants."""
 
 import argparse
 
@@ -31,7 +31,7 @@ _SHOWN = ("target_sparsity", "exploration_share")
 
 def add_parser(commands: Subparsers) -> None:
     """Add the `tenant` subcommands."""
-    ours = add_group(commands, "tenant", "list, make, describe and delete tenants")
+    ours = add_group(commands, "tenant", "list, make, describe, limit and delete tenants")
     add_command(ours, "list", _list, "list the tenants")
 
     get = add_command(ours, "get", _get, "show a tenant and its policy")
@@ -50,6 +50,17 @@ def add_parser(commands: Subparsers) -> None:
     describe.add_argument("description", metavar="TEXT", help="for people")
     add_dry_run(describe)
     add_reason(describe)
+
+    limit = add_command(ours, "limit", _limit, "say what a tenant may have at once")
+    limit.add_argument("name", metavar="NAME")
+    limit.add_argument(
+        "limits",
+        nargs="+",
+        metavar="LIMIT=NUMBER",
+        help="concurrent_requests, queued_tokens or context_tokens; LIMIT= lifts one",
+    )
+    add_dry_run(limit)
+    add_reason(limit)
 
     delete = add_command(ours, "delete", _delete, "delete a tenant, its policy and its keys")
     delete.add_argument("name", metavar="NAME")
@@ -75,7 +86,9 @@ def _list(args: argparse.Namespace) -> int:
 
 def _print_tenant(tenant: Object) -> None:
     print(f"tenant {text(tenant['name'])}, revision {tenant['revision']}")
-    print_table([(n, tenant[n]) for n in ("description", "created_at")], "  ")
+    rows = [(n, tenant[n]) for n in ("description", "created_at")]
+    rows += [(n, limit) for n, limit in tenant["limits"].items() if limit is not None]
+    print_table(rows, "  ")
     print_policy(tenant["policy"], "  ")
 
 
@@ -107,13 +120,21 @@ def _create(args: argparse.Namespace) -> int:
 
 
 def _describe(args: argparse.Namespace) -> int:
+    return _patch(args, {"description": args.description})
+
+
+def _limit(args: argparse.Namespace) -> int:
+    return _patch(args, {"limits": read_fields(args.limits)})
+
+
+def _patch(args: argparse.Namespace, changes: Object) -> int:
     with connect(args) as client:
         before = client.get("tenants", args.name)
         answer = client.send(
             "PATCH",
             "tenants",
             args.name,
-            body={"description": args.description},
+            body=dict(changes),
             if_match=before.etag,
             query={"dryRun": args.dry_run, "reason": args.reason},
         ).body

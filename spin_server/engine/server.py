@@ -34,6 +34,7 @@ from spin_server.engine.spin.settings import (
     num_places,
 )
 from spin_server.engine.tenancy.door import MIDDLEWARE, set_authenticator
+from spin_server.engine.tenancy.usage import TenantUsage
 from spin_server.errors import InputError, StartupError, UnsupportedError
 
 logger = logging.getLogger(__name__)
@@ -365,6 +366,17 @@ def _export_metrics(
     return collector
 
 
+def _export_usage(engine_client: Any, collector: SpinCollector) -> None:
+    """Count what tenants use, where vLLM counts at all (--disable-log-stats)."""
+    from vllm.v1.metrics.prometheus import get_prometheus_registry
+
+    if engine_client.logger_manager is None:
+        return
+    usage = TenantUsage(collector.model_name, "default", collector.shown)
+    engine_client.logger_manager.stat_loggers.append(usage)
+    get_prometheus_registry().register(usage)
+
+
 async def _serve(
     args: argparse.Namespace,
     required: Sequence[str],
@@ -399,6 +411,7 @@ async def _serve(
             raise StartupError(f"the engine did not start: {_in_one_line(error)}") from error
         verified = await _verify(engine_client, required, settings)
         gate, collector = PolicyGate(settings), _export_metrics(args, settings, verified)
+        _export_usage(engine_client, collector)
         gate.guard(engine_client)
         if guest is not None:
             control = EngineControl(engine_client, settings, gate, collector)

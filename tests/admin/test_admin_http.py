@@ -394,3 +394,31 @@ def test_change_says_whose_cached_prefixes_begin_anew(ask: Client) -> None:
     newest = ask("GET", "/v1/status").json()["desired_revision"]
     reverted = ask("POST", f"/v1/revisions/{newest - 2}/revert", match="*").json()
     assert reverted["prefix_cache"] == {"begin_anew": ["own"], "count": 1}
+
+
+def test_limits_of_a_tenant_are_set_lifted_and_nobodys_own(ask: Client) -> None:
+    made = ask("POST", "/v1/tenants", {"name": "acme", "limits": {"queued_tokens": 5000}})
+    assert made.json()["limits"] == {
+        "concurrent_requests": None,
+        "queued_tokens": 5000,
+        "context_tokens": None,
+    }
+
+    def patch(body: Any, by: Client = ask) -> Any:
+        return by("PATCH", "/v1/tenants/acme", body, match="*")
+
+    found = patch({"limits": {"concurrent_requests": 8, "queued_tokens": None}}).json()
+    assert (found["limits"]["concurrent_requests"], found["limits"]["queued_tokens"]) == (8, None)
+    assert patch({"description": "x"}).json()["limits"] == found["limits"]
+    assert patch({}).json()["description"] == "x"
+    for bad in (0, -1, 1.5, "8", True, 2**53):
+        assert patch({"limits": {"concurrent_requests": bad}}).status_code == 422
+    assert patch({"limits": {"requests": 1}}).status_code == 422
+    own = ask.new_key(tenant="acme", scopes=["read", "write"])
+    assert patch({"description": "mine"}, own).status_code == 200
+    assert patch({"limits": {"concurrent_requests": None}}, own).status_code == 403
+    step = {"op": "patch_tenant", "name": "acme", "if_match": "*"}
+    bulk = {"operations": [{**step, "limits": {"context_tokens": 10}}]}
+    assert own("POST", "/v1/bulk", bulk).status_code == 403
+    assert ask("POST", "/v1/bulk", bulk).status_code == 200
+    assert ask("GET", "/v1/tenants/acme").json()["limits"]["context_tokens"] == 10

@@ -26,8 +26,8 @@ from spin_server.admin.errors import (
 from spin_server.admin.operations import (
     create_tenant,
     delete_tenant,
-    describe_tenant,
     patch_policy,
+    patch_tenant,
 )
 from spin_server.admin.store.interface import Ref
 from spin_server.admin.store.sqlite import SqliteStore
@@ -131,7 +131,7 @@ def take(step: tuple[Any, ...], admin: Administration, clock: Clock, model: Mode
             do(admin, delete_tenant(rest[0], "*"))
         elif kind == "describe":
             model.describe(*rest)
-            do(admin, describe_tenant(*rest, "*"))
+            do(admin, patch_tenant(rest[0], "*", description=rest[1]))
         elif kind == "patch":
             name, changes, ttl = rest
             clock.advance(ttl or 0)

@@ -34,8 +34,8 @@ from spin_server.admin.operations import (
     create_key,
     create_tenant,
     delete_tenant,
-    describe_tenant,
     patch_policy,
+    patch_tenant,
     revoke_key,
     rotate_key,
     together,
@@ -157,14 +157,14 @@ def writes(admin: Administration) -> dict[str, Callable[[str | None], Operation]
     changes, key_id = sent(target_sparsity=0.5), key.key_id
     return {
         "patch_policy": lambda tag: patch_policy("default", changes, tag, now=now),
-        "describe_tenant": lambda tag: describe_tenant("a", "new", tag),
+        "patch_tenant": lambda tag: patch_tenant("a", tag, description="new"),
         "delete_tenant": lambda tag: delete_tenant("a", tag),
         "revoke_key": lambda tag: revoke_key(key_id, tag),
         "rotate_key": lambda tag: rotate_key(key_id, NewKey.draw(), 60, tag, now=now),
     }
 
 
-WRITES = ["patch_policy", "describe_tenant", "delete_tenant", "revoke_key", "rotate_key"]
+WRITES = ["patch_policy", "patch_tenant", "delete_tenant", "revoke_key", "rotate_key"]
 
 
 @pytest.mark.parametrize("write", WRITES)
@@ -209,7 +209,7 @@ def test_together_makes_one_revision_of_merged_changes(admin: Administration) ->
             [
                 create_tenant("a", "first", now=now),
                 patch_policy("a", sent(target_sparsity=0.5), '"0"', now=now),
-                describe_tenant("a", "second", "*"),
+                patch_tenant("a", "*", description="second"),
                 patch_policy("a", sent(target_sparsity=None, probe_period=3), "*", now=now),
                 create_tenant("b", "", now=now),
                 delete_tenant("b", "*"),
@@ -360,11 +360,11 @@ def test_time_limit_that_a_revert_brings_back_still_ends(
 
 def test_tenant_is_made_and_described(admin: Administration) -> None:
     do(admin, create_tenant("a", "first", now=admin.clock()))
-    do(admin, describe_tenant("a", "second", '"1"'))
+    do(admin, patch_tenant("a", '"1"', description="second"))
     tenant = admin.state.tenant("a")
     assert tenant is not None
     assert (tenant.description, tenant.created_at) == ("second", "2026-01-01T00:00:00Z")
-    assert do(admin, describe_tenant("a", "second", '"2"')).changes == ()
+    assert do(admin, patch_tenant("a", '"2"', description="second")).changes == ()
 
 
 def test_tenant_that_cannot_be_made_is_refused(admin: Administration) -> None:
@@ -380,7 +380,7 @@ def test_tenant_that_cannot_be_made_is_refused(admin: Administration) -> None:
 
 
 def test_tenant_that_is_not_there_is_not_found(admin: Administration) -> None:
-    for operation in (describe_tenant("a", "", "*"), delete_tenant("a", "*")):
+    for operation in (patch_tenant("a", "*", description=""), delete_tenant("a", "*")):
         with pytest.raises(NotFoundError, match="tenant 'a'"):
             do(admin, operation)
 

@@ -224,6 +224,14 @@ def test_tenant_is_described(api: Api) -> None:
         ["description", "Search,", "and", "ads"],
     ]
     assert api.json("tenant", "describe", "acme", "")["description"] == ""
+    out = api.run("tenant", "limit", "acme", "concurrent_requests=8", "context_tokens=9000")
+    assert ["concurrent_requests", "8"] in lines(out)
+    assert ["context_tokens", "9000"] in lines(api.run("tenant", "get", "acme"))
+    found = api.json("tenant", "limit", "acme", "concurrent_requests=")
+    assert found["limits"]["concurrent_requests"] is None
+    assert "422: body/limits/concurrent_requests" in api.refused(
+        "tenant", "limit", "acme", "concurrent_requests=0"
+    )
     assert "404: tenant 'nobody'" in api.refused("tenant", "describe", "nobody", "x")
 
 

@@ -201,6 +201,60 @@ def test_revoked_key_ends_at_the_door_and_streams_go_on(server: LiveServer, admi
     assert len(list(pieces)) > 50
 
 
+def test_limits_of_a_tenant_hold_and_are_its_own(
+    server: LiveServer, admin: Admin, plain: str, harsh: str
+) -> None:
+    def limit(**limits: int | None) -> None:
+        admin("PATCH", "/v1/tenants/harsh", {"limits": limits})
+
+    limit(concurrent_requests=2, context_tokens=9040, queued_tokens=9500)
+    pieces = stream(server, harsh, 4000)
+    next(pieces)
+    for options in ({"n": 2}, {"prompt": [[30, 31], [32, 33]]}, {"stream": True, "n": 2}):
+        body = {"prompt": "x", "max_tokens": 1, **options}
+        with pytest.raises(urllib.error.HTTPError) as error:
+            server.post("/v1/completions", body, key=harsh)
+        with error.value:
+            assert (error.value.code, error.value.headers["retry-after"]) == (429, "1")
+            assert (
+                "of 2 requests of the tenant are open" in json.load(error.value)["error"]["message"]
+            )
+    assert server.complete("x", harsh, max_tokens=1)["usage"]["completion_tokens"] == 1
+    assert (
+        server.complete("x", plain, max_tokens=1, n=3, temperature=1)["usage"]["completion_tokens"]
+        == 3
+    )
+    assert len(list(pieces)) < 100  # 9,040 tokens of context for a prompt of 9,000
+    code, text = refused(server.complete, PROMPT[:200] * 46, harsh, max_tokens=1)
+    assert (code, "fewer than 9,040 tokens, the tenant's context" in text) == (400, True)
+    code, text = refused(server.complete, "x", harsh, n=3, max_tokens=1, temperature=1)
+    assert (code, "at most 2 sequences of a tenant, got 3" in text) == (400, True)
+    limit(concurrent_requests=None, context_tokens=None, queued_tokens=None)
+    assert (
+        server.complete("x", harsh, max_tokens=1, n=3, temperature=1)["usage"]["completion_tokens"]
+        == 3
+    )
+
+
+def test_usage_is_counted_by_tenant(server: LiveServer, plain: str, harsh: str) -> None:
+    def used(tenant: str) -> dict[str, float]:
+        label = f'tenant="{tenant}"'
+        names = ("spin_requests", "spin_prompt", "spin_cached", "spin_gen", "spin_request_time")
+        return {
+            name: sum(v for k, v in server.metrics().items() if k.startswith(name) and label in k)
+            for name in names
+        }
+
+    before = {tenant: used(tenant) for tenant in ("harsh", "default")}
+    server.complete("x" * 300, harsh, max_tokens=7)
+    after = {tenant: used(tenant) for tenant in ("harsh", "default")}
+    assert after["default"] == before["default"]
+    assert after["harsh"]["spin_gen"] == before["harsh"]["spin_gen"] + 7
+    assert after["harsh"]["spin_requests"] == before["harsh"]["spin_requests"] + 1
+    assert after["harsh"]["spin_prompt"] >= before["harsh"]["spin_prompt"] + 300
+    assert after["harsh"]["spin_request_time"] > before["harsh"]["spin_request_time"]
+
+
 def test_change_takes_hold_of_a_request_that_is_running(
     server: LiveServer, admin: Admin, plain: str
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from spin_server.admin.documents import Name, Scope, Timestamp
+from spin_server.admin.documents import Limits, Name, Scope, Timestamp
 
 Item = TypeVar("Item")
 
@@ -117,6 +117,7 @@ class Tenant(_Answer):
     revision: int = Field(examples=[7])
     description: str = Field(examples=["Search"])
     created_at: Timestamp = Field(examples=["2026-12-31T23:59:59Z"])
+    limits: Limits
     policy: Policy
 
 

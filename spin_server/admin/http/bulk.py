@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
 from spin_server.admin.access import Principal
-from spin_server.admin.documents import Name, PolicyPatch
+from spin_server.admin.documents import Limits, Name, PolicyPatch
 from spin_server.admin.engine_link import EngineLink
 from spin_server.admin.http import answers
 from spin_server.admin.http.answers import described
@@ -24,8 +24,8 @@ from spin_server.admin.operations import (
     Operation,
     create_tenant,
     delete_tenant,
-    describe_tenant,
     patch_policy,
+    patch_tenant,
     together,
 )
 
@@ -55,13 +55,15 @@ class CreateTenant(_Step):
 
     op: Literal["create_tenant"]
     description: Description = ""
+    limits: Limits = Limits()
 
 
-class DescribeTenant(_Step):
+class PatchTenant(_Step):
     """As `PATCH /v1/tenants/{name}`."""
 
-    op: Literal["describe_tenant"]
-    description: Description
+    op: Literal["patch_tenant"]
+    description: Description | None = None
+    limits: Limits | None = None
     if_match: _Match
 
 
@@ -72,9 +74,7 @@ class DeleteTenant(_Step):
     if_match: _Match
 
 
-Step = Annotated[
-    PatchPolicy | CreateTenant | DescribeTenant | DeleteTenant, Field(discriminator="op")
-]
+Step = Annotated[PatchPolicy | CreateTenant | PatchTenant | DeleteTenant, Field(discriminator="op")]
 
 
 class Bulk(BaseModel):
@@ -106,15 +106,18 @@ def _operation(step: Step, principal: Principal, now: datetime, link: EngineLink
             step.name,
             step.description,
             now=now,
+            limits=step.limits,
             most_tenants=link.capacity - link.first_row,
             reserved=link.reserved,
         )
     if isinstance(step, DeleteTenant):
         principal.require("write")
         return delete_tenant(step.name, step.if_match)
-    if isinstance(step, DescribeTenant):
-        principal.require("write", step.name)
-        return describe_tenant(step.name, step.description, step.if_match)
+    if isinstance(step, PatchTenant):
+        principal.require("write", step.name if step.limits is None else None)
+        return patch_tenant(
+            step.name, step.if_match, description=step.description, limits=step.limits
+        )
     principal.require("write", owner(step.name))
     return patch_policy(
         step.name,

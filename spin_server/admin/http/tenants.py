@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from spin_server.admin.documents import Name, PolicyPatch, without_keys
+from spin_server.admin.documents import Limits, Name, PolicyPatch, without_keys
 from spin_server.admin.errors import NotFoundError
 from spin_server.admin.http import answers
 from spin_server.admin.http.answers import described
@@ -22,9 +22,9 @@ from spin_server.admin.http.policies import show_policy
 from spin_server.admin.operations import (
     create_tenant,
     delete_tenant,
-    describe_tenant,
     etag,
     patch_policy,
+    patch_tenant,
     together,
 )
 from spin_server.admin.state import State
@@ -46,6 +46,7 @@ class NewTenant(BaseModel):
 
     name: Name
     description: Description = ""
+    limits: Limits = Limits()
     policy: PolicyPatch = Field(default=PolicyPatch(), description="fields that differ")
 
 
@@ -54,7 +55,8 @@ class TenantPatch(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    description: Description
+    description: Description | None = None
+    limits: Limits | None = Field(default=None, description="a merge patch: null lifts a limit")
 
 
 def show_tenant(state: State, name: str) -> dict[str, Any]:
@@ -66,6 +68,7 @@ def show_tenant(state: State, name: str) -> dict[str, Any]:
         "revision": state.revision_of(Ref("tenant", name)),
         "description": tenant.description,
         "created_at": tenant.created_at,
+        "limits": tenant.limits.model_dump(),
         "policy": show_policy(state, name),
     }
 
@@ -98,6 +101,7 @@ async def create(
             tenant.name,
             tenant.description,
             now=now,
+            limits=tenant.limits,
             most_tenants=link.capacity - link.first_row,
             reserved=link.reserved,
         )
@@ -127,7 +131,9 @@ async def read(name: Name, caller: Caller_, _: Read_, response: Response) -> dic
     return show_tenant(state, name)
 
 
-@router.patch("/{name}", summary="Describe a tenant", **described(answers.Tenant | answers.DryRun))
+@router.patch(
+    "/{name}", summary="Describe or limit a tenant", **described(answers.Tenant | answers.DryRun)
+)
 async def change(
     name: Name,
     patch: TenantPatch,
@@ -136,9 +142,13 @@ async def change(
     response: Response,
     if_match: IfMatch = None,
 ) -> dict[str, Any]:
-    """Change the description; the policy is changed at `/v1/policies/{name}`."""
-    caller.principal.require("write", name)
-    outcome = await caller.perform(describe_tenant(name, patch.description, if_match), query)
+    """Change the description or the limits; the policy is changed at `/v1/policies/{name}`.
+
+    Nobody whose key is bound to the tenant changes its limits.
+    """
+    caller.principal.require("write", name if patch.limits is None else None)
+    operation = patch_tenant(name, if_match, description=patch.description, limits=patch.limits)
+    outcome = await caller.perform(operation, query)
     if query.dry_run:
         return show_dry_run(outcome)
     response.headers["ETag"] = etag(outcome.state.revision_of(Ref("tenant", name)))

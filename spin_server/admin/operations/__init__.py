@@ -32,7 +32,7 @@ from spin_server.admin.operations.tenants import (
     MOST_TENANTS,
     create_tenant,
     delete_tenant,
-    describe_tenant,
+    patch_tenant,
 )
 
 __all__ = [
@@ -46,13 +46,13 @@ __all__ = [
     "create_key",
     "create_tenant",
     "delete_tenant",
-    "describe_tenant",
     "difference",
     "edit",
     "etag",
     "expire_policies",
     "hash_key",
     "patch_policy",
+    "patch_tenant",
     "require_match",
     "require_policy",
     "restore",

@@ -49,7 +49,11 @@ def edit(state: State, ref: Ref, after: Body | None) -> list[Change]:
 
 def dump(document: PolicyDocument | TenantDocument | KeyDocument) -> Body:
     """Make a document's body, as it is stored."""
-    return document.model_dump(mode="json", exclude_none=isinstance(document, PolicyDocument))
+    return document.model_dump(
+        mode="json",
+        exclude_none=isinstance(document, PolicyDocument),
+        exclude_defaults=isinstance(document, TenantDocument),
+    )
 
 
 def together(operations: Iterable[Operation]) -> Operation:

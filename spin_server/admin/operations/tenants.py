@@ -4,6 +4,7 @@ from datetime import datetime
 
 from spin_server.admin.documents import (
     DEFAULT,
+    Limits,
     TenantDocument,
     timestamp,
 )
@@ -24,6 +25,7 @@ def create_tenant(
     description: str,
     *,
     now: datetime,
+    limits: Limits | None = None,
     most_tenants: int = MOST_TENANTS,
     reserved: frozenset[str] = frozenset(),
 ) -> Operation:
@@ -47,21 +49,33 @@ def create_tenant(
             raise ConflictError(
                 f"tenants: expected at most {most_tenants:,}, as many as the policy table has rows"
             )
-        body = dump(TenantDocument(description=description, created_at=timestamp(now)))
-        return edit(state, Ref("tenant", name), body)
+        tenant = TenantDocument(
+            description=description, created_at=timestamp(now), limits=limits or Limits()
+        )
+        return edit(state, Ref("tenant", name), dump(tenant))
 
     return operate
 
 
-def describe_tenant(name: str, description: str, if_match: str | None) -> Operation:
-    """Change what is said about a tenant."""
+def patch_tenant(
+    name: str, if_match: str | None, *, description: str | None = None, limits: Limits | None = None
+) -> Operation:
+    """Change what is said about a tenant, and what it may have at once.
+
+    Args:
+        description: None: as it is.
+        limits: a merge patch; None: as they are.
+    """
 
     def operate(state: State) -> list[Change]:
         if (tenant := state.tenant(name)) is None:
             raise NotFoundError(f"tenant {name!r}")
         require_match(state, Ref("tenant", name), if_match)
-        changed = tenant.model_copy(update={"description": description})
-        return edit(state, Ref("tenant", name), dump(changed))
+        update = {
+            "description": tenant.description if description is None else description,
+            "limits": tenant.limits if limits is None else tenant.limits.patched(limits),
+        }
+        return edit(state, Ref("tenant", name), dump(tenant.model_copy(update=update)))
 
     return operate
 

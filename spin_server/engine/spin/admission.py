@@ -14,6 +14,7 @@ from typing import Any
 
 from spin_server.engine.spin.settings import POLICY_ARGUMENT, SpinSettings
 from spin_server.engine.tenancy.callers import Authenticator, Caller, current_caller
+from spin_server.engine.tenancy.limits import ID_CHARACTERS, SEPARATOR, OpenRequests
 from spin_server.engine.tenancy.salts import PrefixSalts
 from spin_server.errors import InputError
 
@@ -107,10 +108,11 @@ class PolicyGate:
         return extra
 
     def _row(self, name: object, request_id: str) -> int | None:
-        if not isinstance(name, str):
+        """Find the row of a policy that a client may name: the default one, or the launch's."""
+        if not isinstance(name, str) or name not in self._ids:
             return None
         tried = self._tried(name, request_id)
-        return self._ids.get(name) if tried is None else tried
+        return self._ids[name] if tried is None else tried
 
     def _tried(self, name: str, request_id: str) -> int | None:
         """Find the row of a policy's canary, if the request is one of those that try it."""
@@ -131,6 +133,7 @@ class PolicyGate:
         Source: vllm/v1/engine/async_llm.py (generate, encode), which every serving endpoint calls.
         """
         generate, encode = engine_client.generate, engine_client.encode
+        requests = OpenRequests(engine_client.output_processor)
 
         def guarded(
             prompt: Any, sampling_params: Any, request_id: str, *rest: Any, **keywords: Any
@@ -141,20 +144,27 @@ class PolicyGate:
             caller = self._caller()
             if caller is None:
                 admitted.extra_args = self.admit(given, request_id)
-            else:
-                request_id = secrets.token_hex(16)
-                admitted.extra_args = self.admit_caller(caller, given, request_id)
-                row = admitted.extra_args[POLICY_ARGUMENT]
-                prompt = _salted(prompt, self.salts.salt(caller.tenant, row))
-                keywords["priority"] = 0
-            return generate(prompt, admitted, request_id, *rest, **keywords)
+                return generate(prompt, admitted, request_id, *rest, **keywords)
+            request_id = _new_id(caller)
+            admitted.extra_args = self.admit_caller(caller, given, request_id)
+            row = admitted.extra_args[POLICY_ARGUMENT]
+            prompt = _salted(prompt, self.salts.salt(caller.tenant, row))
+            keywords["priority"] = 0
+            if caller.tenant is None or caller.limits is None:
+                return generate(prompt, admitted, request_id, *rest, **keywords)
+            size = {"sequences": admitted.n or 1, "tokens": _num_tokens(prompt)}
+            _bound_context(admitted, caller.limits.context_tokens, size["tokens"])
+            requests.check(caller.tenant, caller.limits, **size)
+            generator = generate(prompt, admitted, request_id, *rest, **keywords)
+            requests.add(caller.tenant, request_id, generator, **size)
+            return generator
 
         def guarded_encode(
             prompt: Any, pooling_params: Any, request_id: str, *rest: Any, **keywords: Any
         ) -> Any:
             caller = self._caller()
             if caller is not None:
-                request_id = secrets.token_hex(16)
+                request_id = _new_id(caller)
                 row = self.admit_caller(caller, None, request_id)[POLICY_ARGUMENT]
                 prompt = _salted(prompt, self.salts.salt(caller.tenant, row))
                 keywords["priority"] = 0
@@ -173,6 +183,31 @@ class PolicyGate:
         if (caller := current_caller()) is None:
             raise InputError("request", "one with a key, since there are tenants", "none")
         return caller
+
+
+def _new_id(caller: Caller) -> str:
+    """Draw an id that says whose the request is."""
+    return f"{caller.tenant or _DEFAULT}{SEPARATOR}{secrets.token_hex(ID_CHARACTERS // 2)}"
+
+
+def _num_tokens(prompt: dict[str, Any]) -> int:
+    """Count the tokens of a rendered prompt."""
+    found = prompt.get("prompt_token_ids")
+    return len(prompt["prompt_embeds"] if found is None else found)
+
+
+def _bound_context(sampling_params: Any, most: int | None, tokens: int) -> None:
+    """Let the answer be no longer than a tenant's context allows.
+
+    Raises:
+        InputError: the prompt leaves no room for an answer.
+    """
+    if most is None:
+        return
+    if tokens >= most:
+        raise InputError("prompt", f"fewer than {most:,} tokens, the tenant's context", tokens)
+    asked = sampling_params.max_tokens
+    sampling_params.max_tokens = most - tokens if asked is None else min(asked, most - tokens)
 
 
 def _salted(prompt: Any, salt: str) -> Any:

@@ -40,7 +40,7 @@ class SpinCollector(Collector):
     def __init__(
         self, model_name: str, settings: SpinSettings, plugins: dict[str, list[str]]
     ) -> None:
-        self._plugins = plugins
+        self._plugins, self.model_name = plugins, model_name
         self._base = [model_name, "0"]
         self._enabled = settings.enabled
         named = {name: given.policy() for name, given in settings.policies.items()}
@@ -50,6 +50,12 @@ class SpinCollector(Collector):
         self._counted: dict[int, dict[str, int]] = {}  # what was last seen of each row
         self.snapshot: dict[str, Any] | None = None
         self.desired_revision: int | None = None  # of the policies, once somebody sets one
+
+    def shown(self, tenant: str) -> str:
+        """Get the label of a tenant: its name if it has series of its own, or `_other`."""
+        rows = {name: row for row, name in self.names.items() if not _is_canary(name)}
+        own = sorted(rows, key=rows.__getitem__)[:_MOST_TENANTS]
+        return tenant if tenant in own else _OTHER
 
     def name_rows(self, rows: Mapping[str, int], first_row: int) -> None:
         """Say whose the rows from `first_row` on are now."""

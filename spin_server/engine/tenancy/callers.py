@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
+from spin_server.engine.tenancy.limits import Limits
 from spin_server.errors import SpinError
 
 
@@ -19,9 +20,11 @@ class Caller:
 
     Args:
         tenant: whose policy and prefixes are his; None: the default policy's.
+        limits: the tenant's.
     """
 
     tenant: str | None
+    limits: Limits | None = None
 
 
 class Authenticator(Protocol):

@@ -19,6 +19,7 @@ from spin_server.engine.tenancy.routes import FREE, SERVED
 
 MIDDLEWARE = "spin_server.engine.tenancy.door.TenantDoor"
 MOST_BODY_BYTES = 64 * 2**20  # a million tokens, written as numbers, take seven
+_RETRY_AFTER = (b"retry-after", b"1")  # seconds; a step takes less, and a long prefill more
 _STRIPPED = frozenset({b"x-request-id"})
 
 _authenticator: Authenticator | None = None
@@ -89,6 +90,8 @@ class TenantDoor:
             if read > MOST_BODY_BYTES and not begun:
                 return  # what is behind makes 500 or 400 of our exception; the answer is below
             begun = True
+            if message["type"] == "http.response.start" and message["status"] == 429:
+                message = {**message, "headers": [*message["headers"], _RETRY_AFTER]}
             await send(message)
 
         headers = [pair for pair in scope["headers"] if pair[0] not in _STRIPPED]

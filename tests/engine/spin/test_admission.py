@@ -1,13 +1,17 @@
 """Who may choose a policy."""
 
+import asyncio
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.exceptions import GracefulHTTPError
 
 from spin_server.engine.spin.admission import PolicyGate
 from spin_server.engine.spin.settings import PolicySettings, SpinSettings
 from spin_server.engine.tenancy.callers import Caller, calling
+from spin_server.engine.tenancy.limits import Limits
 from spin_server.errors import InputError
 
 
@@ -108,6 +112,7 @@ def test_guard_draws_by_the_requests_own_id(by_name: bool) -> None:
             seen.append(sampling_params.extra_args["spin_policy"])
 
         encode = generate
+        output_processor = None
 
     chosen, client = gate(allow=False), Client()
     chosen.name_rows({}, {"default": (3, 50)})
@@ -141,12 +146,19 @@ class Recorder:
 
     def __init__(self) -> None:
         self.seen: list[dict[str, Any]] = []
+        self.params: Any = None
+        self.output_processor = SimpleNamespace(request_states={}, external_req_ids={})
 
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, *, priority: int = 0
-    ) -> None:
-        row = sampling_params.extra_args["spin_policy"]
+    ) -> AsyncIterator[int]:
+        row, self.params = sampling_params.extra_args["spin_policy"], sampling_params
         self.seen.append({"prompt": prompt, "id": request_id, "priority": priority, "row": row})
+        return self.tokens()
+
+    async def tokens(self) -> AsyncIterator[int]:
+        yield 1
+        yield 2
 
     def encode(
         self, prompt: Any, pooling_params: Any, request_id: str, *, priority: int = 0
@@ -167,8 +179,8 @@ def rendered(**more: Any) -> dict[str, Any]:
     return {"type": "token", "prompt_token_ids": [1, 2], **more}
 
 
-def params(extra: dict[str, Any] | None = None) -> Any:
-    return SimpleNamespace(extra_args=extra)
+def params(extra: dict[str, Any] | None = None, **more: Any) -> Any:
+    return SimpleNamespace(**{"extra_args": extra, "n": 1, "max_tokens": 16, **more})
 
 
 def test_caller_decides_row_salt_priority_and_id(
@@ -187,7 +199,9 @@ def test_caller_decides_row_salt_priority_and_id(
     assert len(set(salts)) == 3
     assert "other's" not in salts
     assert {seen["priority"] for seen in client.seen} == {0}
-    assert len({seen["id"] for seen in client.seen} - {"mine"}) == 8
+    ids = [seen["id"] for seen in client.seen]
+    assert len(set(ids)) == 8
+    assert [i.split(".")[0] for i in ids[::2]] == ["acme", "other", "default", "acme"]
     assert given["cache_salt"] == "other's", "the client's own prompt is left alone"
 
 
@@ -240,3 +254,84 @@ def test_callers_canary_runs_in_its_row_and_shares_his_prefixes_by_class() -> No
             client.generate(rendered(), params(), "r")
     assert {seen["row"] for seen in client.seen} == {5, 7}
     assert len({seen["prompt"]["cache_salt"] for seen in client.seen}) == 1
+
+
+# with limits
+
+
+def limited(**limits: int) -> tuple[Recorder, Caller]:
+    chosen, client = gate(allow=False), Recorder()
+    chosen.name_rows({"acme": 5, "other": 6}, {})
+    chosen.ask(Keys())
+    chosen.guard(client)
+    return client, Caller("acme", Limits(**limits))
+
+
+def too_many(client: Recorder, prompt: dict[str, Any], given: Any = None) -> str:
+    with pytest.raises(GracefulHTTPError) as refused:
+        client.generate(prompt, given or params(), "r")
+    assert refused.value.http_status == 429
+    return str(refused.value)
+
+
+async def drain(generator: AsyncIterator[int]) -> list[int]:
+    return [token async for token in generator]
+
+
+def test_request_counts_until_its_generator_is_gone() -> None:
+    client, caller = limited(concurrent_requests=2)
+    with calling(caller):
+        first = client.generate(rendered(), params(), "r")
+        second = client.generate(rendered(), params(), "r")
+        assert "2 of 2 requests of the tenant are open" in too_many(client, rendered())
+        with calling(Caller("other", Limits(concurrent_requests=2))):
+            client.generate(rendered(), params(), "r")  # others have their own
+        assert asyncio.run(drain(first)) == [1, 2]  # the generator is vLLM's own
+        too_many(client, rendered())  # its holder may still be writing the answer
+        del first
+        third = client.generate(rendered(), params(), "r")
+        too_many(client, rendered())
+        del second, third  # never begun: the client went away
+        two = client.generate(rendered(), params(n=2), "r")
+        too_many(client, rendered())
+        del two
+        with pytest.raises(InputError, match="at most 2 sequences of a tenant, got 3"):
+            client.generate(rendered(), params(n=3), "r")
+    assert client.seen[-1]["id"].startswith("acme.")
+
+
+def test_prompts_count_until_their_first_token() -> None:
+    client, caller = limited(queued_tokens=10)
+    long = rendered(prompt_token_ids=list(range(6)))
+    with calling(caller):
+        held = client.generate(long, params(), "r")
+        assert "6 of 10 prompt tokens of the tenant are queued" in too_many(client, long)
+        small = client.generate(rendered(), params(), "r")
+        request = client.seen[0]["id"]
+        processor = client.output_processor
+        processor.external_req_ids[request] = ["internal"]
+        state = SimpleNamespace(prompt_len=6, is_prefilling=True, external_req_id=request)
+        processor.request_states["internal"] = state
+        too_many(client, long)
+        state.is_prefilling = False  # the first token is there
+        held_too = client.generate(long, params(), "r")
+        too_many(client, long)
+        processor.request_states["another"] = SimpleNamespace(
+            prompt_len=1000, is_prefilling=True, external_req_id="acme-too." + "0" * 24
+        )
+        del held_too
+        client.generate(long, params(), "r")
+        with pytest.raises(InputError, match="at most 10 tokens queued by a tenant, got 11"):
+            client.generate(rendered(prompt_token_ids=list(range(11))), params(), "r")
+    del held, small
+
+
+@pytest.mark.parametrize(("asked", "given"), [(16, 8), (None, 8), (3, 3)])
+def test_answer_ends_where_the_tenants_context_does(asked: int | None, given: int) -> None:
+    client, caller = limited(context_tokens=10)
+    sent = params(max_tokens=asked)
+    with calling(caller):
+        client.generate(rendered(), sent, "r")
+        assert (client.params.max_tokens, sent.max_tokens) == (given, asked)
+        with pytest.raises(InputError, match="fewer than 10 tokens, the tenant's context, got 10"):
+            client.generate(rendered(prompt_token_ids=list(range(10))), params(), "r")
