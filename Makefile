@@ -59,7 +59,9 @@ serve: $(READY) ## serve the tiny demo model on HOST:PORT (127.0.0.1:8000), its 
 
 .PHONY: test
 test: $(READY) ## run every test that needs no GPU
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile \
+		--ignore tests/serving
+	@$(BIN)/python -m pytest tests/serving  # one after the other: each server takes all cores
 
 .PHONY: test-gpu
 test-gpu: ## run the tests that need a GPU, in an environment with spin-server[cuda,dev]

@@ -102,7 +102,7 @@ class Applier:
                 await asyncio.to_thread(self._look)
             except Exception:  # the next look may succeed
                 logger.exception("admin: the store could not be looked at")
-            if self._administration.state.revision != self.applied:
+            if self._note_behind():
                 self._wake.set()
             await asyncio.sleep(self._period)
 
@@ -225,6 +225,7 @@ class Applier:
         Returns:
             Whether it does.
         """
+        self._note_behind()
         self._wake.set()
         try:
             async with asyncio.timeout(timeout_seconds), self._moved:
@@ -260,11 +261,17 @@ class Applier:
 
     def behind_seconds(self) -> float:
         """For how long the engine has lacked the store's revision; 0 if it holds it."""
-        if self.applied == self._administration.state.revision:
-            return 0.0
-        if self._behind_since is None:
+        self._note_behind()
+        return 0.0 if self._behind_since is None else self._clock() - self._behind_since
+
+    def _note_behind(self) -> bool:
+        """Say whether the engine lacks something, and note since when."""
+        behind = self._administration.state.revision != self.applied
+        if not behind and self.trouble is None:
+            self._behind_since = None
+        elif self._behind_since is None:
             self._behind_since = self._clock()
-        return self._clock() - self._behind_since
+        return behind
 
 
 def _has_row(canaries: dict[str, CanaryRow], name: str, row: int) -> bool:

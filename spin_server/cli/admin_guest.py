@@ -96,6 +96,7 @@ class AdminGuest:
 
     def __init__(self, arguments: AdminArguments, launch: Policy) -> None:
         self._arguments, self._launch = arguments, launch
+        self.port = arguments.port
         check_admin(arguments.store, arguments.host, arguments.port)
 
     def __call__(self, control: EngineControl) -> AbstractAsyncContextManager[None]:

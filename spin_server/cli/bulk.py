@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from spin_server.cli.admin_output import (
 from spin_server.cli.exit_codes import OK
 from spin_server.errors import InputError
 
+_MOST_BYTES = 2**20
+
 
 def add_parser(commands: Subparsers) -> None:
     """Add the `bulk` subcommand."""
@@ -30,16 +33,21 @@ def add_parser(commands: Subparsers) -> None:
 
 
 def _read(name: str) -> dict[str, Any]:
+    shown = "standard input" if name == "-" else name
     try:
-        text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+        with nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as file:
+            read = file.read(_MOST_BYTES + 1)  # it may be a device
+        text = read.decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError("FILE", "a file in UTF-8", f"{name}: {error}") from None
+        raise InputError("FILE", "a file in UTF-8", f"{shown}: {error}") from None
+    if len(read) > _MOST_BYTES:
+        raise InputError(shown, f"at most {_MOST_BYTES:,} bytes, as the API takes", "more")
     try:
         found = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
-        raise InputError(name, "JSON", error) from None
+        raise InputError(shown, "JSON", error) from None
     if not isinstance(found, dict):
-        raise InputError(name, 'an object: {"operations": [...]}', type(found).__name__)
+        raise InputError(shown, 'an object: {"operations": [...]}', type(found).__name__)
     return found
 
 

@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
         raise InputError("serve", "SPIN to be on, beside --admin-store", "--spin-off")
     if model.startswith("--help="):
         return _vllm_help(model)
-    _refuse_early(model, rest)
+    _refuse_early(model, rest, None if admin is None else admin.port)
 
     guest = None
     if admin is not None:
@@ -90,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
     return OK if serve(model, rest, settings, guest) else ENGINE_DIED
 
 
-def _refuse_early(model: str, rest: Sequence[str]) -> None:
+def _refuse_early(model: str, rest: Sequence[str], admin_port: int | None) -> None:
     """Say in a second what vLLM, once imported, would let us say in ten.
 
     The server checks all of this again with every argument parsed; here, arguments that may
@@ -112,6 +112,8 @@ def _refuse_early(model: str, rest: Sequence[str]) -> None:
         address, _ = early.parse_known_args(rest)
     except argparse.ArgumentError as error:
         raise InputError("serve", "vLLM's own arguments", error) from None
+    if admin_port == address.port:
+        raise InputError("--admin-port", "another port than the server's --port", admin_port)
     preflight.check_port(address.host, address.port)
 
 

@@ -8,12 +8,12 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from spin_server import environment
 from spin_server.algorithm.options import SpinOptions
@@ -49,8 +49,17 @@ _METRICS_PERIOD_SECONDS = 5.0
 _STREAM_SECONDS = 5
 
 
-# Runs beside the server, from before it is ready until it has stopped.
-Guest = Callable[[EngineControl], AbstractAsyncContextManager[None]]
+class Guest(Protocol):
+    """Runs beside the server, from before it is ready until it has stopped."""
+
+    @property
+    def port(self) -> int:
+        """Where it listens; 0: anywhere."""
+        ...
+
+    def __call__(self, control: EngineControl) -> AbstractAsyncContextManager[None]:
+        """Run it."""
+        ...
 
 
 def serve(
@@ -96,6 +105,9 @@ def serve(
     args = _parse(model, vllm_arguments, on_cpu=on_cpu)
     if guest is not None:
         _refuse_beside_keys(args)
+        if not args.uds and guest.port == args.port:
+            # Two sockets of one process may have the same address until one of them listens.
+            raise InputError("--admin-port", "another port than the server's --port", guest.port)
     if not args.uds:
         preflight.check_port(args.host or "", args.port)
     if not isinstance(args.additional_config or {}, dict):

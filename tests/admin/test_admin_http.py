@@ -9,6 +9,7 @@ import pytest
 from admin_app import AdminApp, Client, audit, eventually, make_tenant
 
 from spin_server.admin.applier import RowAllotment
+from spin_server.admin.http import context, limits
 from spin_server.policy.ratio import Ratio
 
 
@@ -422,3 +423,53 @@ def test_limits_of_a_tenant_are_set_lifted_and_nobodys_own(ask: Client) -> None:
     assert own("POST", "/v1/bulk", bulk).status_code == 403
     assert ask("POST", "/v1/bulk", bulk).status_code == 200
     assert ask("GET", "/v1/tenants/acme").json()["limits"]["context_tokens"] == 10
+
+
+def test_nothing_of_an_unknown_callers_body_is_read(
+    app: AdminApp, ask: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    monkeypatch.setattr(limits, "_fault", lambda body: read.append(len(body)))
+    nested = b"[" * 1000 + b"]" * 1000
+    headers = {"Content-Type": "application/json"}
+    for key in (None, "spin_" + "A" * 43, ""):
+        stranger = ask.with_key(key)
+        for content in (nested, iter([nested])):  # announced, and not
+            answer = stranger("POST", "/v1/bulk", content=content, headers=headers)
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+    assert read == []
+    assert ask("POST", "/v1/bulk", content=nested, headers=headers).status_code == 400
+    assert read == [2000]
+
+
+def test_slow_body_is_let_go(ask: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_READ_SECONDS", 0.05)
+
+    async def never(_: Any) -> bytes:
+        await asyncio.sleep(60)
+        return b""
+
+    monkeypatch.setattr(limits, "_read", never)
+    answer = ask("POST", "/v1/bulk", {"operations": []})
+    assert answer.status_code == 408
+    assert "expected the whole body within 0 seconds" in answer.json()["detail"]
+
+
+def test_engine_that_hangs_is_behind_from_the_change_on(
+    app: AdminApp, ask: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context, "APPLY_SECONDS", 0.3)
+    apply, release = app.engine.apply, asyncio.Event()
+
+    async def hang(*arguments: Any) -> Any:
+        await release.wait()
+        return await apply(*arguments)
+
+    monkeypatch.setattr(app.engine, "apply", hang)
+    began = time.monotonic()
+    answer = ask("PATCH", "/v1/policies/default", {"target_sparsity": 0.5}, match="*").json()
+    assert answer["applied"]["complete"] is False
+    assert answer["applied"]["trouble"] == "no answer of the engine within 0 seconds"
+    time.sleep(0.5)  # nobody asks meanwhile
+    lowest, behind = 0.75, app.applier.behind_seconds()
+    assert lowest < behind < time.monotonic() - began + 0.1

@@ -251,13 +251,9 @@ def test_bulk_makes_all_changes_or_none(
     assert out.endswith("dry run: nothing was changed\n")
     assert "policy acme is new\n  target_sparsity  -  ->  0.5\n" in api.run("bulk", str(file))
     assert "409: tenant 'acme' exists" in api.refused("bulk", str(file), "--reason", "again")
-    monkeypatch.setattr(
-        sys,
-        "stdin",
-        io.StringIO(
-            json.dumps({"operations": [{"op": "delete_tenant", "name": "acme", "if_match": "*"}]})
-        ),
-    )
+    gone = {"operations": [{"op": "delete_tenant", "name": "acme", "if_match": "*"}]}
+    typed = io.TextIOWrapper(io.BytesIO(json.dumps(gone).encode()))
+    monkeypatch.setattr(sys, "stdin", typed)
     assert api.json("bulk", "-")["revision"] == 3
     assert [r["revision"] for r in api.json("revisions")["items"]] == [3, 2, 1]
     out = api.run("revisions", "--limit", "2")
@@ -276,6 +272,7 @@ def test_bulk_makes_all_changes_or_none(
         ('{"operations": [{"op": "nothing", "name": "x"}]}', "422: body/operations/0"),
         (b"\xff", "a file in UTF-8"),
         (None, "No such file"),
+        ('{"operations": []}' + " " * 2**20, "at most 1,048,576 bytes, as the API takes, got more"),
     ],
 )
 def test_bad_bulk_is_one_line(

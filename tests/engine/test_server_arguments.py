@@ -1,6 +1,7 @@
 """What vLLM's arguments ask for, refused in one line before anything loads."""
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -87,3 +88,9 @@ def test_what_would_let_callers_past_their_keys_is_refused(
     args = server._parse(model, ["--max-model-len", "4096", *arguments], on_cpu=True)
     with nullcontext() if message is None else pytest.raises(UnsupportedError, match=message):
         server._refuse_beside_keys(args)
+
+
+def test_guest_on_the_servers_own_port_is_refused_before_anything_loads(model: str) -> None:
+    guest = SimpleNamespace(port=8123)
+    with pytest.raises(InputError, match="--admin-port: expected another port than the server's"):
+        server.serve(model, ["--port", "8123"], SpinSettings(), guest)

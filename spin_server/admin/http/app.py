@@ -66,6 +66,6 @@ def create_app(services: Services, registry: CollectorRegistry) -> FastAPI:
     problems.install(app)
     app.openapi = functools.cache(lambda: describe(app))  # type: ignore[method-assign]
     app.middleware("http")(_no_store)
-    app.add_middleware(BodyLimit)
+    app.add_middleware(BodyLimit, services=services)
     app.add_middleware(CountRequests, metrics=AdminMetrics(registry, services))
     return app

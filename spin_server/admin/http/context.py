@@ -115,6 +115,7 @@ class Caller:
         applier, revision = self.services.applier, outcome.state.revision
         complete = await applier.reach(revision, APPLY_SECONDS)
         rowless = applier.unserved_trouble(names)
+        late = None if complete else f"no answer of the engine within {APPLY_SECONDS:.0f} seconds"
         return {
             "complete": complete and rowless is None,
             "desired_revision": revision,
@@ -122,7 +123,7 @@ class Caller:
                 {"engine": r.engine, "rank": r.rank, "revision": r.revision}
                 for r in applier.reports
             ],
-            "trouble": applier.trouble or rowless,
+            "trouble": applier.trouble or rowless or late,
         }
 
 

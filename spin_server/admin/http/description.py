@@ -17,7 +17,7 @@ _ALWAYS = (
     errors.UnavailableError,
 )
 _WRITES = (errors.ConflictError, errors.PreconditionError, errors.UnconditionalError)
-_BODIES = {400: "Not JSON", 413: "Too large", 415: "Unsupported media type"}
+_BODIES = {400: "Not JSON", 408: "Too slow", 413: "Too large", 415: "Unsupported media type"}
 
 
 class Problem(BaseModel):

@@ -1,13 +1,19 @@
 """Bounds on what a caller may send, ahead of everything that reads it."""
 
+import asyncio
 import json
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from spin_server.admin.access import authenticate
+from spin_server.admin.errors import UnauthorizedError
+from spin_server.admin.http.context import Services
 from spin_server.admin.http.problems import problem
 
 MOST_BODY_BYTES = 2**20
+_READ_SECONDS = 10.0
 
 
 class _GoneError(Exception):
@@ -21,14 +27,16 @@ class _TwiceError(ValueError):
 class BodyLimit:
     """Refuses bodies of over a mebibyte, announced or not, and JSON without one meaning.
 
-    Nobody behind sees a part of one.
+    Nobody behind sees a part of one. Of a caller without a key nothing is read: the event loop is
+    the one that serves, and he must not hold it up.
 
     Args:
         app: what is behind.
+        services: which know the keys.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, services: Services) -> None:
+        self._app, self._administration = app, services.administration
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -37,18 +45,29 @@ class BodyLimit:
             return
         headers = dict(scope["headers"])
         announced = headers.get(b"content-length", b"0")
+        if announced != b"0" or b"transfer-encoding" in headers:
+            try:
+                self._require_key(headers.get(b"authorization"))
+            except UnauthorizedError as error:
+                await problem(error.status, error.title, str(error))(scope, receive, send)
+                return
         body: bytes | None = None
         if announced.isdigit() and int(announced) <= MOST_BODY_BYTES:
             try:
-                body = await _read(receive)
+                async with asyncio.timeout(_READ_SECONDS):
+                    body = await _read(receive)
             except _GoneError:
+                return
+            except TimeoutError:
+                detail = f"expected the whole body within {_READ_SECONDS:.0f} seconds"
+                await problem(408, "Too slow", detail)(scope, receive, send)
                 return
         if body is None:
             detail = f"expected a body of at most {MOST_BODY_BYTES:,} bytes"
             await problem(413, "Too large", detail)(scope, receive, send)
             return
         if body and b"json" in headers.get(b"content-type", b"").lower():
-            fault = _fault(body)
+            fault = await run_in_threadpool(_fault, body)
             if fault is not None:
                 await problem(422, "Not valid", f"body: {fault}")(scope, receive, send)
                 return
@@ -60,6 +79,10 @@ class BodyLimit:
             return await receive() if message is None else message
 
         await self._app(scope, replay, send)
+
+    def _require_key(self, authorization: bytes | None) -> None:
+        header = None if authorization is None else authorization.decode("latin-1")
+        authenticate(self._administration.state, header, self._administration.clock())
 
 
 async def _read(receive: Receive) -> bytes | None:

@@ -68,6 +68,8 @@ async def status(caller: Caller_, _: Read_, response: Response) -> dict[str, Any
             **_realized(Figures.total(parts.values())),
             "by_tenant": {name: _realized(part) for name, part in sorted(parts.items())},
         }
+    except TimeoutError:
+        engine_trouble = engine_trouble or f"no answer within {APPLY_SECONDS:.0f} seconds"
     except Exception as error:  # whatever the engine's client raises; the rest is still of use
         engine_trouble = engine_trouble or f"{type(error).__name__}: {error}"
     response.headers["ETag"] = f'"{state.revision}"'

@@ -82,6 +82,8 @@ class SqliteStore:
         with self._explained():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)
+            if path.is_file() and path.stat().st_mode & 0o077:
+                path.chmod(0o600)  # somebody else made it; its log gets the same mode
             self._db = sqlite3.connect(
                 path, timeout=0, isolation_level=None, check_same_thread=False
             )
