@@ -106,6 +106,16 @@ def print_changes(changes: Iterable[Object]) -> None:
         )
 
 
+def print_dry_run(answer: Object, *, as_json: bool) -> None:
+    """Print what a change would do."""
+    if as_json:
+        print_json(answer)
+        return
+    print_changes(answer["changes"])
+    print_prefix_cache(answer)
+    print("dry run: nothing was changed")
+
+
 def print_prefix_cache(answer: Object) -> None:
     """Say whose cached prefixes are found no more, if anybody's are."""
     found = answer["prefix_cache"]

@@ -15,6 +15,7 @@ from spin_server.cli.admin_client import connect
 from spin_server.cli.admin_command import (
     Subparsers,
     add_command,
+    add_dry_run,
     add_group,
     add_reason,
     add_yes,
@@ -22,7 +23,7 @@ from spin_server.cli.admin_command import (
     read_moment,
     read_seconds,
 )
-from spin_server.cli.admin_output import Object, print_json, print_table, text
+from spin_server.cli.admin_output import Object, print_dry_run, print_json, print_table, text
 from spin_server.cli.exit_codes import OK
 from spin_server.errors import InputError
 
@@ -47,6 +48,7 @@ def add_parser(commands: Subparsers) -> None:
     )
     create.add_argument("--expires", metavar="TIME", help="30d, or 2030-12-31T23:59:59Z (never)")
     create.add_argument("--description", metavar="TEXT", default="", help="for people")
+    add_dry_run(create)
     add_reason(create)
 
     rotate = add_command(ours, "rotate", _rotate, "replace a key, and print the new one once")
@@ -54,11 +56,13 @@ def add_parser(commands: Subparsers) -> None:
     rotate.add_argument(
         "--overlap", metavar="TIME", default="1h", help="for how long the old key goes on (1h)"
     )
+    add_dry_run(rotate)
     add_reason(rotate)
 
     revoke = add_command(ours, "revoke", _revoke, "refuse a key from now on")
     revoke.add_argument("id", metavar="ID")
     add_yes(revoke)
+    add_dry_run(revoke)
     add_reason(revoke)
 
     recover = ours.add_parser(
@@ -129,7 +133,11 @@ def _create(args: argparse.Namespace) -> int:
         "expires_at": None if args.expires is None else read_moment("--expires", args.expires),
     }
     with connect(args) as client:
-        answer = client.send("POST", "keys", body=wanted, query={"reason": args.reason}).body
+        query = {"dryRun": args.dry_run, "reason": args.reason}
+        answer = client.send("POST", "keys", body=wanted, query=query).body
+    if args.dry_run:
+        print_dry_run(answer, as_json=args.json)
+        return OK
     _print_new(args, answer, f"{text(answer['id'])} is made: {_whose(answer)}")
     return OK
 
@@ -145,8 +153,11 @@ def _rotate(args: argparse.Namespace) -> int:
             "rotate",
             body={"overlap_seconds": overlap},
             if_match=key.etag,
-            query={"reason": args.reason},
+            query={"dryRun": args.dry_run, "reason": args.reason},
         ).body
+    if args.dry_run:
+        print_dry_run(answer, as_json=args.json)
+        return OK
     old = answer["replaces"]
     said = f"{text(answer['id'])} is made: {_whose(answer)}"
     said += f"; it replaces {text(old['id'])}, which ends {text(old['expires_at'])}"
@@ -158,10 +169,13 @@ def _revoke(args: argparse.Namespace) -> int:
     with connect(args) as client:
         key = client.get("keys", args.id)
         question = f"Revoke {text(args.id)} ({_whose(key.body)})?"
-        confirm("key revoke", question, yes=args.yes)
-        answer = client.send(
-            "DELETE", "keys", args.id, if_match=key.etag, query={"reason": args.reason}
-        ).body
+        if not args.dry_run:
+            confirm("key revoke", question, yes=args.yes)
+        query = {"dryRun": args.dry_run, "reason": args.reason}
+        answer = client.send("DELETE", "keys", args.id, if_match=key.etag, query=query).body
+    if args.dry_run:
+        print_dry_run(answer, as_json=args.json)
+        return OK
     if args.json:
         print_json(answer)
     else:

@@ -16,7 +16,7 @@ from spin_server.cli.admin_command import (
 from spin_server.cli.admin_output import (
     Object,
     applied_to,
-    print_changes,
+    print_dry_run,
     print_json,
     print_policy,
     print_table,
@@ -43,6 +43,7 @@ def add_parser(commands: Subparsers) -> None:
     create.add_argument(
         "fields", nargs="*", metavar="FIELD=VALUE", help="of its policy, where it is to differ"
     )
+    add_dry_run(create)
     add_reason(create)
 
     describe = add_command(ours, "describe", _describe, "change a tenant's description")
@@ -65,6 +66,7 @@ def add_parser(commands: Subparsers) -> None:
     delete = add_command(ours, "delete", _delete, "delete a tenant, its policy and its keys")
     delete.add_argument("name", metavar="NAME")
     add_yes(delete)
+    add_dry_run(delete)
     add_reason(delete)
 
 
@@ -109,7 +111,11 @@ def _create(args: argparse.Namespace) -> int:
         "policy": read_fields(args.fields),
     }
     with connect(args) as client:
-        answer = client.send("POST", "tenants", body=wanted, query={"reason": args.reason}).body
+        query = {"dryRun": args.dry_run, "reason": args.reason}
+        answer = client.send("POST", "tenants", body=wanted, query=query).body
+    if args.dry_run:
+        print_dry_run(answer, as_json=args.json)
+        return OK
     if args.json:
         print_json(answer)
     else:
@@ -138,11 +144,10 @@ def _patch(args: argparse.Namespace, changes: Object) -> int:
             if_match=before.etag,
             query={"dryRun": args.dry_run, "reason": args.reason},
         ).body
-    if args.json:
+    if args.dry_run:
+        print_dry_run(answer, as_json=args.json)
+    elif args.json:
         print_json(answer)
-    elif args.dry_run:
-        print_changes(answer["changes"])
-        print("dry run: nothing was changed")
     else:
         _print_tenant(answer)
     return OK
@@ -152,10 +157,13 @@ def _delete(args: argparse.Namespace) -> int:
     with connect(args) as client:
         tenant = client.get("tenants", args.name)
         question = f"Delete the tenant {text(args.name)}, its policy and its keys?"
-        confirm("tenant delete", question, yes=args.yes)
-        answer = client.send(
-            "DELETE", "tenants", args.name, if_match=tenant.etag, query={"reason": args.reason}
-        ).body
+        if not args.dry_run:
+            confirm("tenant delete", question, yes=args.yes)
+        query = {"dryRun": args.dry_run, "reason": args.reason}
+        answer = client.send("DELETE", "tenants", args.name, if_match=tenant.etag, query=query).body
+    if args.dry_run:
+        print_dry_run(answer, as_json=args.json)
+        return OK
     if args.json:
         print_json(answer)
     else:

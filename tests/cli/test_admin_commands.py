@@ -235,6 +235,31 @@ def test_tenant_is_described(api: Api) -> None:
     assert "404: tenant 'nobody'" in api.refused("tenant", "describe", "nobody", "x")
 
 
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("tenant create new target_sparsity=0", "policy new is new"),
+        ("tenant describe acme Ads", "Search  ->  Ads"),
+        ("tenant limit acme queued_tokens=5", "tenant acme"),
+        ("tenant delete acme", "policy acme is gone"),
+        ("key create --tenant acme", "is new"),
+        ("key rotate ID", "replaced_by"),
+        ("key revoke ID", "is gone"),
+    ],
+)
+def test_every_change_can_be_tried(api: Api, words: str, shown: str) -> None:
+    api.run("tenant", "create", "acme", "--description", "Search", "target_sparsity=0.5")
+    made = api.json("key", "create", "--tenant", "acme")
+    api.secrets.append(made["key"])
+    command = [made["id"] if word == "ID" else word for word in words.split()]
+    before = api.json("audit")
+    out = api.run(*command, "--dry-run")
+    assert shown in out
+    assert out.endswith("dry run: nothing was changed\n")
+    assert api.json(*command, "--dry-run")["dry_run"] is True
+    assert api.json("audit") == before
+
+
 # several changes at once
 
 
