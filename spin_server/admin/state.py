@@ -128,8 +128,14 @@ class State:
         return None if document is None else document.body
 
     def revision_of(self, ref: Ref) -> int:
-        """Get the revision that wrote a document last; 0 if there is none."""
+        """Get the revision that wrote a document last; 0 if there is none.
+
+        A tenant without a policy of its own has had that since it was made or written last: another
+        tenant that takes its name later is not what somebody read.
+        """
         document = self.documents.get(ref)
+        if document is None and ref.kind == "policy":
+            document = self.documents.get(Ref("tenant", ref.name))
         return 0 if document is None else document.revision
 
     def tenant(self, name: str) -> TenantDocument | None:

@@ -15,7 +15,7 @@ from spin_server.policy.ratio import Ratio
 
 def test_change_reaches_the_engine_before_the_answer(app: AdminApp, ask: Client) -> None:
     make_tenant(ask)
-    answer = ask("PATCH", "/v1/policies/acme", {"target_sparsity": 0.65}, match='"0"')
+    answer = ask("PATCH", "/v1/policies/acme", {"target_sparsity": 0.65}, match='"2"')
     assert answer.status_code == 200
     found = answer.json()
     assert found["fields"]["target_sparsity"] == {"value": 0.65, "source": "tenant"}
@@ -172,7 +172,7 @@ def test_bulk_is_all_or_nothing(app: AdminApp, ask: Client) -> None:
     wrong = {**harsh, "if_match": '"9"'}
     assert ask("POST", "/v1/bulk", {"operations": [*tenants, wrong]}).status_code == 412
     assert ask("GET", "/v1/tenants").json()["items"] == []
-    right = {**harsh, "if_match": '"0"'}
+    right = {**harsh, "if_match": "*"}
     found = ask("POST", "/v1/bulk", {"operations": [*tenants, right]}).json()
     assert len(found["changes"]) == 4
     assert len(audit(ask)) == 2
@@ -473,3 +473,14 @@ def test_engine_that_hangs_is_behind_from_the_change_on(
     time.sleep(0.5)  # nobody asks meanwhile
     lowest, behind = 0.75, app.applier.behind_seconds()
     assert lowest < behind < time.monotonic() - began + 0.1
+
+
+def test_etag_of_a_tenant_that_is_gone_is_not_its_namesakes(ask: Client) -> None:
+    make_tenant(ask)
+    read = ask("GET", "/v1/policies/acme")
+    assert read.headers["etag"] == f'"{read.json()["revision"]}"' == '"2"'
+    ask("DELETE", "/v1/tenants/acme", match="*")
+    make_tenant(ask)
+    path, patch = "/v1/policies/acme", {"target_sparsity": 0.5}
+    assert ask("PATCH", path, patch, match=read.headers["etag"]).status_code == 412
+    assert ask("PATCH", path, patch, match=ask("GET", path).headers["etag"]).status_code == 200

@@ -208,7 +208,7 @@ def test_together_makes_one_revision_of_merged_changes(admin: Administration) ->
         together(
             [
                 create_tenant("a", "first", now=now),
-                patch_policy("a", sent(target_sparsity=0.5), '"0"', now=now),
+                patch_policy("a", sent(target_sparsity=0.5), "*", now=now),
                 patch_tenant("a", "*", description="second"),
                 patch_policy("a", sent(target_sparsity=None, probe_period=3), "*", now=now),
                 create_tenant("b", "", now=now),

@@ -268,7 +268,7 @@ def test_bulk_makes_all_changes_or_none(
 ) -> None:
     file = tmp_path / "changes.json"
     create = {"op": "create_tenant", "name": "acme"}
-    patch = {"op": "patch_policy", "name": "acme", "if_match": '"0"'}
+    patch = {"op": "patch_policy", "name": "acme", "if_match": "*"}
     wanted = {"operations": [create, {**patch, "patch": {"target_sparsity": 0.5}}]}
     file.write_text(json.dumps(wanted))
     out = api.run("bulk", str(file), "--dry-run")

@@ -31,7 +31,7 @@ from spin_server.admin.operations import (
 
 router = APIRouter(prefix="/v1/bulk", tags=["bulk"])
 
-_Match = Annotated[str, Field(max_length=100, description="as the header", examples=['"0"'])]
+_Match = Annotated[str, Field(max_length=100, description="as the header", examples=['"7"'])]
 
 
 class _Step(BaseModel):
@@ -92,7 +92,7 @@ class Bulk(BaseModel):
                     "op": "patch_policy",
                     "name": "search-team",
                     "patch": {"target_sparsity": 0.5},
-                    "if_match": '"0"',
+                    "if_match": "*",
                 },
             ]
         ],
