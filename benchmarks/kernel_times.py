@@ -192,6 +192,11 @@ def main() -> None:
             batch * ((4 + 4 * size) * scored + 16 * kept),
             lambda index: spin.learn(index % layers, scores),
         ),
+        (  # slow on purpose: on a few multiprocessors, with nothing beside it here
+            "history_update, beside",
+            batch * ((4 + 4 * size) * scored + 16 * kept),
+            lambda index: spin.learn(index % layers, scores, beside=True),
+        ),
     ]
     if dense is not None:
         cases += [
