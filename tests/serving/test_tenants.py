@@ -1,4 +1,4 @@
-"""What a tenant, or nobody, may try on the serving path: refused, or harmless."""
+"""Two tenants on one server, and what they, or nobody, may try: refused, or harmless."""
 
 import json
 import re
@@ -8,6 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import live_server
 import pytest
 from live_server import LiveServer
+from recorded import replayed
 
 from spin_server.admin.administration import Administration, Author
 from spin_server.admin.operations import (
@@ -26,6 +28,7 @@ from spin_server.admin.operations import (
     together,
 )
 from spin_server.admin.store.sqlite import SqliteStore
+from spin_server.algorithm.options import SpinOptions
 from spin_server.policy.policy import Policy
 
 PROMPT = [(index * 7919) % 200 + 30 for index in range(7900)]
@@ -62,6 +65,7 @@ def server(
     arguments = (
         *("--max-model-len", "8192", "--max-num-seqs", "8", "--spin-allow-request-policy"),
         *("--admin-store", str(folder / "admin.db"), "--admin-port", "0"),
+        *("--spin-record", str(folder / "traces"), "--spin-record-requests", "40"),
     )
     with live_server.running(tiny_model, folder / "log", *arguments) as running:
         yield running
@@ -110,6 +114,62 @@ def share(before: tuple[float, float], after: tuple[float, float]) -> float:
     blocks = after[0] - before[0]
     assert blocks > 0
     return (after[1] - before[1]) / blocks
+
+
+def cached(answer: dict[str, Any]) -> int:
+    """Tokens of a prompt that were found in the prefix cache."""
+    return int((answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0)
+
+
+def test_a_thousand_requests_of_two_tenants_are_kept_apart(
+    server: LiveServer, keys: dict[str, NewKey]
+) -> None:
+    documents = {
+        name: [(index * 31 + number) % 200 + 30 for index in range(24 * 256)]
+        for number, name in enumerate(SPARSITIES)
+    }
+    names = list(SPARSITIES)
+
+    def usage(name: str) -> list[float]:
+        label, found = f'tenant="{name}"', server.metrics()
+        return [
+            sum(
+                value
+                for sample, value in found.items()
+                if sample.startswith(kind) and label in sample
+            )
+            for kind in ("spin_requests_total", "spin_generation_tokens_total")
+        ]
+
+    def ask(number: int, document: str = "") -> dict[str, Any]:
+        name = names[number % 2]
+        own = [30 + number % 97, 30 + number // 97, *range(40, 46)]
+        prompt = documents[document or name] + own
+        return server.complete(prompt, keys[name].secret, max_tokens=6)
+
+    assert [cached(ask(number)) for number in (0, 1)] == [0, 0]
+    before = {name: (usage(name), skipped(server, keys["reader"])[name]) for name in names}
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(ask, range(1000)))
+    for answer in answers:
+        assert answer["usage"]["completion_tokens"] == 6
+        assert cached(answer) == 24 * 256
+    after = {name: (usage(name), skipped(server, keys["reader"])[name]) for name in names}
+    # Of 25 blocks 18 and 9 are kept.
+    for name, sparsity in (("gentle", 0.28), ("harsh", 0.64)):
+        (requests, tokens), (old_requests, old_tokens) = after[name][0], before[name][0]
+        assert (requests - old_requests, tokens - old_tokens) == (500, 3000)
+        assert share(before[name][1], after[name][1]) == pytest.approx(sparsity, abs=1e-6)
+    # A thousand requests later, nobody finds the other's document.
+    assert [cached(ask(0, names[1])), cached(ask(1, names[0]))] == [0, 0]
+    policies = {name: {"sparsity": sparsity} for name, sparsity in SPARSITIES.items()}
+    traces = sorted((server.log.parent / "traces").glob("*.npz"))
+    sparse = [
+        sum(not step.dense for step in replayed(path, SpinOptions(), policies)[0])
+        for path in traces
+    ]
+    assert len(sparse) == 40
+    assert min(sparse) >= 3
 
 
 def test_second_request_in_a_body_needs_its_own_key(
