@@ -195,7 +195,7 @@ def install(model: Any) -> None:
         with worker_spin().beside.branch():
             indexers[0].plan_ahead()
 
-    # A graph that starts with two branches starts the second late (docs/log.md).
+    # A graph that starts with two branches seems to start the second late (docs/log.md).
     layers, number = _layer_of(names[0])
     modules.get(f"{layers}.{number - 1}", model).register_forward_pre_hook(begin)
     for indexer, following in pairwise(indexers):
