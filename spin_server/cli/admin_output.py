@@ -1,5 +1,6 @@
 """What the admin API answers, as plain text for people."""
 
+import argparse
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -106,14 +107,19 @@ def print_changes(changes: Iterable[Object]) -> None:
         )
 
 
-def print_dry_run(answer: Object, *, as_json: bool) -> None:
-    """Print what a change would do."""
-    if as_json:
+def print_plainly(args: argparse.Namespace, answer: Object) -> bool:
+    """Print an answer as JSON, or what a dry run would change, if either is asked for.
+
+    Returns:
+        Whether it was.
+    """
+    if args.json:
         print_json(answer)
-        return
-    print_changes(answer["changes"])
-    print_prefix_cache(answer)
-    print("dry run: nothing was changed")
+    elif args.dry_run:
+        print_changes(answer["changes"])
+        print_prefix_cache(answer)
+        print("dry run: nothing was changed")
+    return bool(args.json or args.dry_run)
 
 
 def print_prefix_cache(answer: Object) -> None:

@@ -12,7 +12,7 @@ from spin_server.cli.admin_command import Subparsers, add_command, add_dry_run, 
 from spin_server.cli.admin_output import (
     applied_to,
     print_changes,
-    print_json,
+    print_plainly,
     print_prefix_cache,
     require_applied,
 )
@@ -67,17 +67,10 @@ def _run(args: argparse.Namespace) -> int:
         answer = client.send(
             "POST", "bulk", body=wanted, query={"dryRun": args.dry_run, "reason": args.reason}
         ).body
-    if args.json:
-        print_json(answer)
-        require_applied(answer)
-        return OK
-    print_changes(answer["changes"])
-    print_prefix_cache(answer)
-    if not answer["changes"]:
-        print("nothing changes")
-    elif args.dry_run:
-        print("dry run: nothing was changed")
-    else:
-        print(f"revision {answer['revision']}, {applied_to(answer['applied'])}")
+    if not print_plainly(args, answer):
+        print_changes(answer["changes"])
+        print_prefix_cache(answer)
+        done = f"revision {answer['revision']}, {applied_to(answer['applied'])}"
+        print(done if answer["changes"] else "nothing changes")
     require_applied(answer)
     return OK

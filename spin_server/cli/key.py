@@ -23,7 +23,7 @@ from spin_server.cli.admin_command import (
     read_moment,
     read_seconds,
 )
-from spin_server.cli.admin_output import Object, print_dry_run, print_json, print_table, text
+from spin_server.cli.admin_output import Object, print_json, print_plainly, print_table, text
 from spin_server.cli.exit_codes import OK
 from spin_server.errors import InputError
 
@@ -136,7 +136,7 @@ def _create(args: argparse.Namespace) -> int:
         query = {"dryRun": args.dry_run, "reason": args.reason}
         answer = client.send("POST", "keys", body=wanted, query=query).body
     if args.dry_run:
-        print_dry_run(answer, as_json=args.json)
+        print_plainly(args, answer)
         return OK
     _print_new(args, answer, f"{text(answer['id'])} is made: {_whose(answer)}")
     return OK
@@ -156,7 +156,7 @@ def _rotate(args: argparse.Namespace) -> int:
             query={"dryRun": args.dry_run, "reason": args.reason},
         ).body
     if args.dry_run:
-        print_dry_run(answer, as_json=args.json)
+        print_plainly(args, answer)
         return OK
     old = answer["replaces"]
     said = f"{text(answer['id'])} is made: {_whose(answer)}"
@@ -173,12 +173,7 @@ def _revoke(args: argparse.Namespace) -> int:
             confirm("key revoke", question, yes=args.yes)
         query = {"dryRun": args.dry_run, "reason": args.reason}
         answer = client.send("DELETE", "keys", args.id, if_match=key.etag, query=query).body
-    if args.dry_run:
-        print_dry_run(answer, as_json=args.json)
-        return OK
-    if args.json:
-        print_json(answer)
-    else:
+    if not print_plainly(args, answer):
         print(f"{text(answer['revoked'])} is revoked")
     return OK
 

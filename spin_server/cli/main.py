@@ -7,13 +7,12 @@ from collections.abc import Sequence
 
 from spin_server import __version__
 from spin_server.cli import (
-    audit,
     bulk,
     doctor,
+    history,
     key,
     policy,
     replay,
-    revisions,
     serve,
     status,
     tenant,
@@ -32,7 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"spin-server {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (serve, doctor, status, policy, tenant, key, bulk, revisions, audit):
+    for module in (serve, doctor, status, policy, tenant, key, bulk, history):
         module.add_parser(commands)
     for module in (replay, tiny_model):
         module.add_parser(commands)

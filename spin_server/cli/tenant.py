@@ -16,8 +16,8 @@ from spin_server.cli.admin_command import (
 from spin_server.cli.admin_output import (
     Object,
     applied_to,
-    print_dry_run,
     print_json,
+    print_plainly,
     print_policy,
     print_table,
     require_applied,
@@ -113,12 +113,7 @@ def _create(args: argparse.Namespace) -> int:
     with connect(args) as client:
         query = {"dryRun": args.dry_run, "reason": args.reason}
         answer = client.send("POST", "tenants", body=wanted, query=query).body
-    if args.dry_run:
-        print_dry_run(answer, as_json=args.json)
-        return OK
-    if args.json:
-        print_json(answer)
-    else:
+    if not print_plainly(args, answer):
         _print_tenant(answer)
         print(applied_to(answer["applied"]))
     require_applied(answer)
@@ -144,11 +139,7 @@ def _patch(args: argparse.Namespace, changes: Object) -> int:
             if_match=before.etag,
             query={"dryRun": args.dry_run, "reason": args.reason},
         ).body
-    if args.dry_run:
-        print_dry_run(answer, as_json=args.json)
-    elif args.json:
-        print_json(answer)
-    else:
+    if not print_plainly(args, answer):
         _print_tenant(answer)
     return OK
 
@@ -161,12 +152,7 @@ def _delete(args: argparse.Namespace) -> int:
             confirm("tenant delete", question, yes=args.yes)
         query = {"dryRun": args.dry_run, "reason": args.reason}
         answer = client.send("DELETE", "tenants", args.name, if_match=tenant.etag, query=query).body
-    if args.dry_run:
-        print_dry_run(answer, as_json=args.json)
-        return OK
-    if args.json:
-        print_json(answer)
-    else:
+    if not print_plainly(args, answer):
         print(f"tenant {text(answer['deleted'])} is gone, {applied_to(answer['applied'])}")
     require_applied(answer)
     return OK

@@ -6,42 +6,37 @@ import logging
 import os
 import shlex
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any, Protocol
 
 from spin_server import environment
 from spin_server.algorithm.options import SpinOptions
 from spin_server.engine import preflight, presence
-from spin_server.engine.model_support import (
-    IndexerGeometry,
-    indexer_geometry,
-    require_cpu_kernels,
+from spin_server.engine.server_arguments import (
+    check_model,
+    in_one_line,
+    parse,
+    refuse_beside_keys,
+    refuse_on_gpu,
 )
 from spin_server.engine.spin.admission import PolicyGate
 from spin_server.engine.spin.control import EngineControl
-from spin_server.engine.spin.layers import history_bytes
 from spin_server.engine.spin.metrics import SpinCollector, poll
 from spin_server.engine.spin.settings import (
     CONFIG_KEY,
-    RecordSettings,
     SpinSettings,
-    num_places,
 )
 from spin_server.engine.tenancy.door import MIDDLEWARE, set_authenticator
 from spin_server.engine.tenancy.usage import TenantUsage
-from spin_server.errors import InputError, StartupError, UnsupportedError
+from spin_server.errors import InputError, StartupError
 
 logger = logging.getLogger(__name__)
 
 _PLUGIN_GROUP = "vllm.general_plugins"
-_WORKER_EXTENSION = "spin_server.engine.worker.SpinWorkerExtension"
-_DEFAULT_HOST = "127.0.0.1"
 _PAGE_SLOTS = SpinOptions().block_size
 # A snapshot waits for the step that is running, so it must stay rare.
 _METRICS_PERIOD_SECONDS = 5.0
@@ -88,7 +83,7 @@ def serve(
     on_cpu = current_platform.is_cpu()
     if settings.enabled and not on_cpu:
         logger.info("device: %s", preflight.check_gpu())
-        _refuse_on_gpu(settings)
+        refuse_on_gpu(settings)
     if on_cpu:
         preflight.check_cpu()
         environment.prepare_cpu_engine()
@@ -102,9 +97,9 @@ def serve(
     load_general_plugins()
     _require("the front end", required, presence.active_plugins())
 
-    args = _parse(model, vllm_arguments, on_cpu=on_cpu)
+    args = parse(model, vllm_arguments, on_cpu=on_cpu)
     if guest is not None:
-        _refuse_beside_keys(args)
+        refuse_beside_keys(args)
         if not args.uds and guest.port == args.port:
             # Two sockets of one process may have the same address until one of them listens.
             raise InputError("--admin-port", "another port than the server's --port", guest.port)
@@ -121,181 +116,6 @@ def serve(
 
     survived: bool = uvloop.run(_serve(args, required, settings, started, guest))
     return survived
-
-
-def _parse(model: str, vllm_arguments: Sequence[str], *, on_cpu: bool) -> argparse.Namespace:
-    """Parse vLLM's arguments with vLLM's parser, and refuse those that we cannot serve."""
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-    from vllm.logger import configure_logging_from_args
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    parser = make_arg_parser(FlexibleArgumentParser(prog="spin-server serve MODEL"))
-    parser.set_defaults(host=_DEFAULT_HOST)
-    if on_cpu:
-        # vLLM's CPU build compiles for minutes to gain nothing at this size.
-        parser.set_defaults(enforce_eager=True, enable_prompt_tokens_details=True)
-    try:
-        args: argparse.Namespace = parser.parse_args(["--model", model, *vllm_arguments])
-    except Exception as error:  # vLLM's parser reads files and raises what it meets
-        raise _bad_arguments(error) from error
-    if args.model != model:
-        raise InputError("--model", f"the model to be named once, as {model!r}", repr(args.model))
-    _refuse_unsupported(args)
-    args.worker_extension_cls = _WORKER_EXTENSION
-    try:
-        configure_logging_from_args(args)
-        validate_parsed_serve_args(args)
-    except Exception as error:  # it raises a class of its own for each kind
-        raise _bad_arguments(error) from error
-    return args
-
-
-def _bad_arguments(error: Exception) -> InputError:
-    """Say in one line what vLLM thinks of its arguments."""
-    text = _in_one_line(error) or type(error).__name__
-    return InputError("vLLM's arguments", "a valid combination", text)
-
-
-def _refuse_unsupported(args: argparse.Namespace) -> None:
-    """Refuse what vLLM could do and this release cannot verify or handle."""
-    reasons = {
-        "more than one API server (--api-server-count)": (args.api_server_count or 1) > 1,
-        "data parallelism (--data-parallel-size)": args.data_parallel_size > 1,
-        "an engine without an API server (--headless)": args.headless,
-        "the gRPC server (--grpc)": getattr(args, "grpc", False),
-        "another --worker-extension-cls": bool(args.worker_extension_cls),
-        "decode context parallelism": args.decode_context_parallel_size > 1,
-        "prefill context parallelism": args.prefill_context_parallel_size > 1,
-    }
-    for what, asked in reasons.items():
-        if asked:
-            raise UnsupportedError(f"{what} is not supported")
-
-
-def _refuse_beside_keys(args: argparse.Namespace) -> None:
-    """Refuse what would let callers past their keys, or tenants at each other's answers."""
-    import vllm.envs
-
-    if args.api_key or vllm.envs.VLLM_API_KEY:
-        raise UnsupportedError(
-            "vLLM's own --api-key (VLLM_API_KEY) beside --admin-store is not supported: make a "
-            "tenant, and `spin-server key create`"
-        )
-    if vllm.envs.VLLM_ENABLE_RESPONSES_API_STORE:
-        raise UnsupportedError(
-            "VLLM_ENABLE_RESPONSES_API_STORE beside --admin-store is not supported: stored "
-            "responses belong to no tenant"
-        )
-
-
-def _refuse_on_gpu(settings: SpinSettings) -> None:
-    """Refuse what SPIN does on a CPU only."""
-    import vllm.envs
-
-    try:
-        v2_is_off = vllm.envs.VLLM_USE_V2_MODEL_RUNNER is False
-    except ValueError as error:
-        raise InputError("VLLM_USE_V2_MODEL_RUNNER", "0 or 1", error) from None
-    if settings.record is not None:
-        raise UnsupportedError(
-            "--spin-record on a GPU is not supported: traces are recorded on a CPU engine"
-        )
-    if v2_is_off:
-        raise UnsupportedError(
-            "VLLM_USE_V2_MODEL_RUNNER=0 beside SPIN on a GPU is not supported: SPIN follows "
-            "requests through the V2 runner; unset it, or serve with --spin-off"
-        )
-
-
-def _refuse_beside_spin(config: Any) -> None:
-    """Refuse what vLLM serves and SPIN does not handle yet, however it was asked for."""
-    parallel = config.parallel_config
-    reasons = {
-        "speculative decoding": config.speculative_config is not None,
-        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
-        "KV transfer or offloading": config.kv_transfer_config is not None,
-        "microbatching (--enable-dbo, --ubatch-size)": parallel.use_ubatching,
-        "sleep mode (--enable-sleep-mode)": config.model_config.enable_sleep_mode,
-    }
-    for what, asked in reasons.items():
-        if asked:
-            raise UnsupportedError(
-                f"{what} beside SPIN is not supported; --spin-off serves without SPIN"
-            )
-
-
-def check_model(args: argparse.Namespace, settings: SpinSettings) -> int:
-    """Refuse what SPIN cannot serve, in vLLM's final configuration, before weights load.
-
-    Returns:
-        Bytes that SPIN takes in each worker.
-
-    Raises:
-        UnsupportedError: the reason.
-        InputError: vLLM cannot make sense of the arguments.
-    """
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.platforms import current_platform
-    from vllm.usage.usage_lib import UsageContext
-
-    try:
-        config = AsyncEngineArgs.from_cli_args(args).create_engine_config(
-            usage_context=UsageContext.OPENAI_API_SERVER
-        )
-    except Exception as error:  # it looks up plugins and files, and raises what it meets
-        raise _bad_arguments(error) from error
-    geometry = indexer_geometry(config.model_config.hf_config.to_dict())
-    if settings.enabled:
-        _refuse_beside_spin(config)
-    if current_platform.is_cpu():
-        require_cpu_kernels(geometry)
-    if settings.record is not None:
-        _check_record(settings.record, geometry)
-    requests = config.scheduler_config.max_num_seqs
-    sizes = {
-        "num_states": num_places(settings, requests),
-        "max_slots": config.model_config.max_model_len // geometry.compress_ratio,
-    }
-    if current_platform.is_cpu():
-        return history_bytes(len(geometry.layers), history=settings.history, **sizes)
-    from spin_server.engine.spin.device import device_bytes
-
-    spin_bytes = device_bytes(
-        len(geometry.layers),
-        num_rows=requests,
-        num_policies=settings.capacity,
-        history=settings.history,
-        **sizes,
-    )
-    if settings.enabled:
-        ranks = config.parallel_config.tensor_parallel_size
-        weights = preflight.weight_bytes(args.model) // ranks
-        preflight.check_gpu_memory(spin_bytes, weights, args.gpu_memory_utilization)
-    return spin_bytes
-
-
-def _check_record(record: RecordSettings, geometry: IndexerGeometry) -> None:
-    """Refuse a record that could not be written, or would be empty."""
-    absent = sorted(set(record.layers) - set(geometry.layers))
-    if absent:
-        raise InputError(
-            "--spin-record-layers",
-            f"layers that have an indexer, of {', '.join(map(str, geometry.layers))}",
-            ", ".join(map(str, absent)),
-        )
-    try:
-        Path(record.folder).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=record.folder):
-            pass
-    except OSError as error:
-        raise InputError(f"--spin-record {record.folder}", "a writable folder", error) from None
-
-
-def _in_one_line(error: Exception) -> str:
-    """Put vLLM's error in one line; pydantic's spread over several."""
-    details = getattr(error, "errors", None)
-    text = "; ".join(str(d["msg"]) for d in details()) if callable(details) else str(error)
-    return " ".join(text.split())
 
 
 def _require(process: str, required: Sequence[str], active: Sequence[str]) -> None:
@@ -333,7 +153,7 @@ async def _verify(engine_client: Any, required: Sequence[str], settings: SpinSet
     except Exception as error:  # vLLM raises a bare Exception for a method that does not exist
         raise StartupError(
             f"engine core: expected vLLM plugins {', '.join(required)} to be active, but it does "
-            f"not answer for them ({_in_one_line(error)})"
+            f"not answer for them ({in_one_line(error)})"
         ) from error
     reports = await engine_client.collective_rpc("spin_presence")
     plugins = {
@@ -384,7 +204,7 @@ def _export_usage(engine_client: Any, collector: SpinCollector) -> None:
 
     if engine_client.logger_manager is None:
         return
-    usage = TenantUsage(collector.model_name, "default", collector.shown)
+    usage = TenantUsage(collector)
     engine_client.logger_manager.stat_loggers.append(usage)
     get_prometheus_registry().register(usage)
 
@@ -414,13 +234,13 @@ async def _serve(
     try:
         listen_address, sock = setup_server(args, reuse_port=False)
     except Exception as error:  # it imports parsers and binds sockets that were named
-        raise StartupError(f"the API server did not start: {_in_one_line(error)}") from error
+        raise StartupError(f"the API server did not start: {in_one_line(error)}") from error
     stopped = False
     async with AsyncExitStack() as stack:
         try:
             engine_client = await stack.enter_async_context(build_async_engine_client(args))
         except Exception as error:  # also what a backend or a parser that was named raises
-            raise StartupError(f"the engine did not start: {_in_one_line(error)}") from error
+            raise StartupError(f"the engine did not start: {in_one_line(error)}") from error
         verified = await _verify(engine_client, required, settings)
         gate, collector = PolicyGate(settings), _export_metrics(args, settings, verified)
         _export_usage(engine_client, collector)
@@ -453,7 +273,7 @@ async def _serve(
                 timeout_graceful_shutdown=_STREAM_SECONDS,
             )
         except Exception as error:  # certificates, middleware and adapters that were named
-            raise StartupError(f"the API server did not start: {_in_one_line(error)}") from error
+            raise StartupError(f"the API server did not start: {in_one_line(error)}") from error
         announcement.cancel()
         polling.cancel()
         died = engine_client.errored and not stopped

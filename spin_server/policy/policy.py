@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 from spin_server.errors import InputError
 from spin_server.policy.ratio import Ratio
 
+DEFAULT = "default"  # name of the policy of whoever has no other
 ExplorationPolicy = Literal["random", "block_age", "staleness", "none"]
 BudgetMode = Literal["uniform"]
 

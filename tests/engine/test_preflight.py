@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from spin_server.engine import preflight, server, versions
+from spin_server.engine import preflight, server_arguments, versions
 from spin_server.engine.spin.settings import RecordSettings, SpinSettings
 from spin_server.errors import InputError, StartupError, UnsupportedError
 
@@ -180,8 +180,8 @@ def test_what_a_gpu_engine_cannot_do_is_refused(
     if v2 is not None:
         monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", v2)
     with pytest.raises((UnsupportedError, InputError), match=message):
-        server._refuse_on_gpu(settings)
+        server_arguments.refuse_on_gpu(settings)
 
 
 def test_default_settings_are_served_on_a_gpu() -> None:
-    server._refuse_on_gpu(SpinSettings())
+    server_arguments.refuse_on_gpu(SpinSettings())

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from spin_server.engine import server
+from spin_server.engine import server, server_arguments
 from spin_server.engine.spin.settings import SpinSettings
 from spin_server.errors import InputError, UnsupportedError
 from spin_server.tiny_model.checkpoint import write_checkpoint
@@ -20,8 +20,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def check(model: str, *arguments: str, enabled: bool = True) -> int:
-    args = server._parse(model, ["--max-model-len", "4096", *arguments], on_cpu=True)
-    return server.check_model(args, SpinSettings(enabled=enabled))
+    args = server_arguments.parse(model, ["--max-model-len", "4096", *arguments], on_cpu=True)
+    return server_arguments.check_model(args, SpinSettings(enabled=enabled))
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_what_would_let_callers_past_their_keys_is_refused(
 ) -> None:
     if variable is not None:
         monkeypatch.setenv(variable, "1")
-    args = server._parse(model, ["--max-model-len", "4096", *arguments], on_cpu=True)
+    args = server_arguments.parse(model, ["--max-model-len", "4096", *arguments], on_cpu=True)
     with nullcontext() if message is None else pytest.raises(UnsupportedError, match=message):
-        server._refuse_beside_keys(args)
+        server_arguments.refuse_beside_keys(args)
 
 
 def test_guest_on_the_servers_own_port_is_refused_before_anything_loads(model: str) -> None:

@@ -187,50 +187,30 @@ def _update_kernel(
             next_place = place + BLOCKS + everywhere
             following = tl.load(blocks + next_place, mask=next_place < count, other=0)
             column = (place + places) * BLOCK_SIZE + inner
-            if (place + BLOCKS < count) & reaches:  # only a row's last block is not full
-                _update_tile(
-                    block,
-                    listed,
-                    column,
-                    num_slots,
-                    query,
-                    num_offsets,
-                    step,
-                    decay,
-                    gain,
-                    scores,
-                    vertical,
-                    diagonal,
-                    vertical_max,
-                    diagonal_max,
-                    last_observed,
-                    inner,
-                    is_first_lane,
-                    BLOCK_SIZE,
-                    True,
-                )
-            else:
-                _update_tile(
-                    block,
-                    listed,
-                    column,
-                    num_slots,
-                    query,
-                    num_offsets,
-                    step,
-                    decay,
-                    gain,
-                    scores,
-                    vertical,
-                    diagonal,
-                    vertical_max,
-                    diagonal_max,
-                    last_observed,
-                    inner,
-                    is_first_lane,
-                    BLOCK_SIZE,
-                    False,
-                )
+            is_full = (place + BLOCKS < count) & reaches  # only a row's last block is not
+            for full in tl.static_range(2):
+                if is_full == (full == 1):
+                    _update_tile(
+                        block,
+                        listed,
+                        column,
+                        num_slots,
+                        query,
+                        num_offsets,
+                        step,
+                        decay,
+                        gain,
+                        scores,
+                        vertical,
+                        diagonal,
+                        vertical_max,
+                        diagonal_max,
+                        last_observed,
+                        inner,
+                        is_first_lane,
+                        BLOCK_SIZE,
+                        full,
+                    )
         tile = tl.minimum(end, last)
         row += 1
 

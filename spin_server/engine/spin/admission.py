@@ -17,9 +17,9 @@ from spin_server.engine.tenancy.callers import Authenticator, Caller, current_ca
 from spin_server.engine.tenancy.limits import ID_CHARACTERS, SEPARATOR, OpenRequests
 from spin_server.engine.tenancy.salts import PrefixSalts
 from spin_server.errors import InputError
+from spin_server.policy.policy import DEFAULT
 
 _OURS = "spin_"
-_DEFAULT = "default"
 
 
 class PolicyGate:
@@ -30,7 +30,7 @@ class PolicyGate:
     """
 
     def __init__(self, settings: SpinSettings) -> None:
-        self._ids = {_DEFAULT: 0} | {n: i for i, n in enumerate(settings.policies, start=1)}
+        self._ids = {DEFAULT: 0} | {n: i for i, n in enumerate(settings.policies, start=1)}
         self._tenants: dict[str, int] = {}
         self._canaries: dict[str, tuple[int, int]] = {}
         self._open = settings.allow_request_policy
@@ -75,7 +75,7 @@ class PolicyGate:
                 "absent, for this server does not let clients choose (--spin-allow-request-policy)",
                 repr(name),
             )
-        row = self._row(_DEFAULT if name is None else name, request_id)
+        row = self._row(DEFAULT if name is None else name, request_id)
         if row is None:
             raise InputError(
                 f"vllm_xargs.{POLICY_ARGUMENT}", f"one of {', '.join(self._ids)}", repr(name)
@@ -98,7 +98,7 @@ class PolicyGate:
                     f"vllm_xargs.{name}", "absent: the key decides the policy", repr(extra[name])
                 )
         if caller.tenant is None:
-            row = self._row(_DEFAULT, request_id)
+            row = self._row(DEFAULT, request_id)
         else:  # a policy of the launch that has its name is not the tenant's
             tried = self._tried(caller.tenant, request_id)
             row = self._tenants.get(caller.tenant) if tried is None else tried
@@ -147,9 +147,7 @@ class PolicyGate:
                 return generate(prompt, admitted, request_id, *rest, **keywords)
             request_id = _new_id(caller)
             admitted.extra_args = self.admit_caller(caller, given, request_id)
-            row = admitted.extra_args[POLICY_ARGUMENT]
-            prompt = _salted(prompt, self.salts.salt(caller.tenant, row))
-            keywords["priority"] = 0
+            prompt = self._as_callers(caller, admitted.extra_args, prompt, keywords)
             if caller.tenant is None or caller.limits is None:
                 return generate(prompt, admitted, request_id, *rest, **keywords)
             size = {"sequences": admitted.n or 1, "tokens": _num_tokens(prompt)}
@@ -162,15 +160,20 @@ class PolicyGate:
         def guarded_encode(
             prompt: Any, pooling_params: Any, request_id: str, *rest: Any, **keywords: Any
         ) -> Any:
-            caller = self._caller()
-            if caller is not None:
+            if (caller := self._caller()) is not None:
                 request_id = _new_id(caller)
-                row = self.admit_caller(caller, None, request_id)[POLICY_ARGUMENT]
-                prompt = _salted(prompt, self.salts.salt(caller.tenant, row))
-                keywords["priority"] = 0
+                extra = self.admit_caller(caller, None, request_id)
+                prompt = self._as_callers(caller, extra, prompt, keywords)
             return encode(prompt, pooling_params, request_id, *rest, **keywords)
 
         engine_client.generate, engine_client.encode = guarded, guarded_encode
+
+    def _as_callers(
+        self, caller: Caller, extra: dict[str, Any], prompt: Any, keywords: dict[str, Any]
+    ) -> Any:
+        """Take off a request what would reach past its caller's tenant; get its prompt."""
+        keywords["priority"] = 0
+        return _salted(prompt, self.salts.salt(caller.tenant, extra[POLICY_ARGUMENT]))
 
     def _caller(self) -> Caller | None:
         """Find whose request it is; None where there are no tenants.
@@ -187,7 +190,7 @@ class PolicyGate:
 
 def _new_id(caller: Caller) -> str:
     """Draw an id that says whose the request is."""
-    return f"{caller.tenant or _DEFAULT}{SEPARATOR}{secrets.token_hex(ID_CHARACTERS // 2)}"
+    return f"{caller.tenant or DEFAULT}{SEPARATOR}{secrets.token_hex(ID_CHARACTERS // 2)}"
 
 
 def _num_tokens(prompt: dict[str, Any]) -> int:

@@ -14,11 +14,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from spin_server.engine.spin.settings import SpinSettings
-from spin_server.policy.policy import Policy
+from spin_server.policy.policy import DEFAULT, Policy
 
 logger = logging.getLogger(__name__)
 
-_DEFAULT, _OTHER = "default", "_other"
+OTHER = "_other"  # label of all who have no series of their own
 CANARY = "/canary"  # no tenant's name has a slash
 _MOST_TENANTS = 64  # with series of their own; the rest share one
 _BASE = ("model_name", "engine")
@@ -44,18 +44,22 @@ class SpinCollector(Collector):
         self._base = [model_name, "0"]
         self._enabled = settings.enabled
         named = {name: given.policy() for name, given in settings.policies.items()}
-        self.names = {0: _DEFAULT} | dict(enumerate(named, start=1))  # of the table's rows
+        self.names = {0: DEFAULT} | dict(enumerate(named, start=1))  # of the table's rows
+        self._labels = self._own_labels()
         self.policies = {0: settings.default.policy()} | dict(enumerate(named.values(), start=1))
         self.tenants: defaultdict[str, Counter[str]] = defaultdict(Counter)  # blocks by outcome
         self._counted: dict[int, dict[str, int]] = {}  # what was last seen of each row
         self.snapshot: dict[str, Any] | None = None
         self.desired_revision: int | None = None  # of the policies, once somebody sets one
 
-    def shown(self, tenant: str) -> str:
+    def label(self, tenant: str) -> str:
         """Get the label of a tenant: its name if it has series of its own, or `_other`."""
-        rows = {name: row for row, name in self.names.items() if not _is_canary(name)}
-        own = sorted(rows, key=rows.__getitem__)[:_MOST_TENANTS]
-        return tenant if tenant in own else _OTHER
+        return tenant if tenant in self._labels else OTHER
+
+    def _own_labels(self) -> frozenset[str]:
+        """Names of the first rows' owners, canaries aside."""
+        owners = sorted((row, name) for row, name in self.names.items() if not _is_canary(name))
+        return frozenset(name for _, name in owners[:_MOST_TENANTS])
 
     def name_rows(self, rows: Mapping[str, int], first_row: int) -> None:
         """Say whose the rows from `first_row` on are now."""
@@ -64,12 +68,13 @@ class SpinCollector(Collector):
             row: name
             for row, name in self.names.items()
             if row < first_row
-            or (_is_canary(name) and name.removesuffix(CANARY) in {_DEFAULT, *rows})
+            or (_is_canary(name) and name.removesuffix(CANARY) in {DEFAULT, *rows})
         }
         self.names = kept | {row: name for name, row in rows.items()}
-        gone = self.tenants.keys() - set(self.names.values()) - {_OTHER}
+        self._labels = self._own_labels()
+        gone = self.tenants.keys() - set(self.names.values()) - {OTHER}
         for name in gone:
-            self.tenants[_OTHER].update(self.tenants.pop(name))
+            self.tenants[OTHER].update(self.tenants.pop(name))
 
     def take(self, snapshot: dict[str, Any]) -> None:
         """Take a worker's newest figures; a row's new blocks are its present owner's."""
@@ -78,7 +83,7 @@ class SpinCollector(Collector):
             before = self._counted.get(row, {})
             new = {outcome: count - before.get(outcome, 0) for outcome, count in outcomes.items()}
             if any(new.values()):
-                self.tenants[self.names.get(row, _OTHER)].update(new)
+                self.tenants[self.names.get(row, OTHER)].update(new)
         self._counted, self.snapshot = counted, snapshot
 
     def collect(self) -> Iterator[Metric]:
@@ -150,7 +155,7 @@ class SpinCollector(Collector):
         for name, counts in self.tenants.items():
             if name not in shown:
                 rest.update(counts)
-        return shown | ({_OTHER: (None, rest)} if rest else {})
+        return shown | ({OTHER: (None, rest)} if rest else {})
 
     def _state(self, snapshot: dict[str, Any]) -> Iterator[Metric]:
         for name, text, key in (

@@ -6,9 +6,7 @@ import secrets
 from collections import Counter
 from collections.abc import Mapping
 
-from spin_server.policy.policy import Policy
-
-_DEFAULT = "default"  # no tenant's name
+from spin_server.policy.policy import DEFAULT, Policy
 
 
 class PrefixSalts:
@@ -25,7 +23,7 @@ class PrefixSalts:
     def __init__(self, launch: Mapping[int, Policy]) -> None:
         self._secret = secrets.token_bytes(32)
         self._exact = {row for row, policy in launch.items() if policy.keeps_all}
-        self._owners: dict[int, str] = {0: _DEFAULT}  # of rows, also former ones
+        self._owners: dict[int, str] = {0: DEFAULT}  # of rows, also former ones
         self._epochs: Counter[str] = Counter()
 
     def name_rows(self, owners: Mapping[int, str]) -> None:
@@ -50,7 +48,7 @@ class PrefixSalts:
             tenant: whose it is; None: nobody's.
             row: that it runs with.
         """
-        owner = tenant or _DEFAULT
+        owner = tenant or DEFAULT
         kind = f"exact {self._epochs[owner]}" if row in self._exact else "sparse"
         text = f"{owner}\0{kind}".encode()
         return hmac.new(self._secret, text, hashlib.sha256).hexdigest()

@@ -5,7 +5,7 @@ Counted once a request has ended, from what vLLM says of it then: nothing is don
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -13,9 +13,10 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from spin_server.engine.spin.metrics import OTHER, SpinCollector
 from spin_server.engine.tenancy.limits import ID_CHARACTERS, SEPARATOR
+from spin_server.policy.policy import DEFAULT
 
-OTHER = "_other"
 # Fine around the 10 to 20 ms that a large deployment is tuned for.
 _SECONDS = (
     *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.0125, 0.015, 0.0175, 0.02, 0.025, 0.03, 0.04, 0.05),
@@ -47,15 +48,12 @@ class TenantUsage(Collector):
     """Counts what tenants used; one of vLLM's stat loggers, and a collector of metrics.
 
     Args:
-        model_name: label of every sample.
-        default: label of the requests that are no tenant's.
-        shown: the label of a tenant: its name, or `_other`.
+        collector: of SPIN's metrics, which knows the labels.
     """
 
-    def __init__(self, model_name: str, default: str, shown: Callable[[str], str]) -> None:
-        self._base = [model_name, "0"]
-        self._default, self._shown = default, shown
-        self._used: dict[str, _Used] = {default: _Used()}
+    def __init__(self, collector: SpinCollector) -> None:
+        self._base, self._label = [collector.model_name, "0"], collector.label
+        self._used: dict[str, _Used] = {DEFAULT: _Used()}
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
         """Count the requests that ended in a step.
@@ -67,7 +65,7 @@ class TenantUsage(Collector):
         for ended in iteration_stats.finished_requests:
             owner, _separator, drawn = (ended.request_id or "").partition(SEPARATOR)
             # Where there are no tenants the id may be the client's, and say anything.
-            label = self._shown(owner) if len(drawn) == ID_CHARACTERS else self._default
+            label = self._label(owner) if len(drawn) == ID_CHARACTERS else DEFAULT
             used = self._used.setdefault(label, _Used())
             used.requests[str(ended.finish_reason)] += 1
             used.prompt += ended.num_prompt_tokens
@@ -80,8 +78,8 @@ class TenantUsage(Collector):
 
     def _settle(self) -> None:
         """Put together what tenants used that have no label of their own any more."""
-        for label in [name for name in self._used if name not in (self._default, OTHER)]:
-            if self._shown(label) != label:
+        for label in [name for name in self._used if name != OTHER]:
+            if self._label(label) != label:
                 self._used.setdefault(OTHER, _Used()).add(self._used.pop(label))
 
     def collect(self) -> Iterator[Metric]:

@@ -29,7 +29,7 @@ def ended(request_id: str | None, generated: int = 11, seconds: float = 0.012, *
 class Usage:
     def __init__(self, *tenants: str) -> None:
         self.collector = SpinCollector("m", SpinSettings(), {})
-        self.usage = TenantUsage("m", "default", self.collector.shown)
+        self.usage = TenantUsage(self.collector)
         self.registry = CollectorRegistry()
         self.registry.register(self.usage)
         self.name(*tenants)
