@@ -251,9 +251,10 @@ class GpuBenchWorker(SpinWorkerExtension):
         them: what a warm-up or a capture left there would find its way into the next key.
         """
         context = self.model_runner.vllm_config.compilation_config.static_forward_context
-        for layer in context.values():
-            if isinstance(cache := getattr(layer, "kv_cache", None), Tensor):
-                cache.zero_()
+        with torch.inference_mode():
+            for layer in context.values():
+                if isinstance(cache := getattr(layer, "kv_cache", None), Tensor):
+                    cache.zero_()
         generator = torch.Generator(device="cuda").manual_seed(seed)
         pages = 0
         for module in self._indexers():

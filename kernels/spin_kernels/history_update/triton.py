@@ -38,23 +38,62 @@ def _rounded(values, dtype: tl.constexpr):
 
 
 @triton.jit
-def _block_max(values):
-    """Give every lane of a block its largest value: [parts, blocks, lanes] to [1, blocks, 1]."""
-    return tl.max(tl.max(values, 0, keep_dims=True), 2, keep_dims=True)
+def _ordered(bits):
+    """Turn a float32's bits into an integer of the same order, and back."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def _update_tile(
+def _block_max(values):
+    """Give every lane of a block its largest value: [parts, blocks, lanes] to [1, blocks, 1].
+
+    As integers: a GPU has one instruction for those, and ten for floats.
+    """
+    bits = tl.max(values, 0, keep_dims=True).to(tl.int32, bitcast=True)
+    largest = tl.max(_ordered(bits), 2, keep_dims=True)
+    return _ordered(largest).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _read_tile(
     block,
     listed,
     column,
     num_slots,
     query,
     num_offsets,
+    scores,
+    vertical,
+    diagonal,
+    inner,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """Start to read the scores, V and D of some blocks; the lowest float where no slot is seen."""
+    lowest = -float("inf")
+    start = block * BLOCK_SIZE
+    visible = inner < tl.where(listed, num_slots - start, 0)
+    offset = query - start - inner
+    stored = visible & (offset >= 0) & (offset < num_offsets)
+    # A slot that D has no place for counts as zero.
+    absent = tl.where(visible, 0.0, lowest).to(diagonal.dtype.element_ty)
+    z = tl.load(scores + column, mask=visible, other=lowest)
+    v = tl.load(vertical + (start + inner), mask=visible, other=lowest)
+    d = tl.load(diagonal + offset, mask=stored, other=absent)
+    return z, v, d
+
+
+@triton.jit
+def _fold_tile(
+    block,
+    listed,
+    z,
+    v,
+    d,
+    query,
+    num_offsets,
     step,
     decay,
     gain,
-    scores,
     vertical,
     diagonal,
     vertical_max,
@@ -63,40 +102,23 @@ def _update_tile(
     inner,
     is_first_lane,
     BLOCK_SIZE: tl.constexpr,
-    FULL: tl.constexpr,
 ):
-    """Update some blocks; in a full tile every slot is visible, and D holds its offset."""
-    lowest = -float("inf")
-    slot = block * BLOCK_SIZE + inner
-    offset = query - slot
-    if FULL:
-        z = tl.load(scores + column).to(tl.float32)
-        v = tl.load(vertical + slot).to(tl.float32)
-        d = tl.load(diagonal + offset).to(tl.float32)
-        observed = tl.abs(z) < float("inf")  # NaN compares false
-        stored = observed
-        put = is_first_lane
-    else:
-        visible = listed & (slot < num_slots)
-        stored = visible & (offset >= 0) & (offset < num_offsets)
-        z = tl.load(scores + column, mask=visible, other=lowest).to(tl.float32)
-        v = tl.load(vertical + slot, mask=visible, other=0.0).to(tl.float32)
-        d = tl.load(diagonal + offset, mask=stored, other=0.0).to(tl.float32)
-        observed = visible & (tl.abs(z) < float("inf"))
-        stored = observed & stored
-        put = is_first_lane & listed
+    """Fold what was read into V and D, and store the blocks' maxima."""
+    start = block * BLOCK_SIZE
+    offset = query - start - inner
+    z, v, d = z.to(tl.float32), v.to(tl.float32), d.to(tl.float32)
+    observed = tl.abs(z) < float("inf")  # NaN compares false
+    stored = observed & (offset >= 0) & (offset < num_offsets)
     gained = gain * z
     v = tl.where(observed, _rounded(decay * v + gained, vertical.dtype.element_ty), v)
     d = tl.where(stored, _rounded(decay * d + gained, diagonal.dtype.element_ty), d)
-    tl.store(vertical + slot, v, mask=observed)
+    tl.store(vertical + (start + inner), v, mask=observed)
     tl.store(diagonal + offset, d, mask=stored)
-    if not FULL:
-        v = tl.where(visible, v, lowest)
-        d = tl.where(visible, d, lowest)
+    put = is_first_lane & listed
     tl.store(vertical_max + block, _block_max(v), mask=put)
     tl.store(diagonal_max + block, _block_max(d), mask=put)
-    seen = _block_max(observed.to(tl.int32)) > 0
-    tl.store(last_observed + block, step, mask=put & seen)
+    seen = tl.max(tl.max(observed.to(tl.int32), 0, keep_dims=True), 2, keep_dims=True)
+    tl.store(last_observed + block, step, mask=put & (seen > 0))
 
 
 # One binary for all layers and batches: a graph is captured layer by layer, and must not compile.
@@ -179,38 +201,67 @@ def _update_kernel(
         start = (tile - first) * BLOCKS
         stop = (tl.minimum(end, last) - first) * BLOCKS
         everywhere = places + tl.zeros([1, BLOCKS, LANES], tl.int32)
-        following = tl.load(blocks + start + everywhere, mask=start + everywhere < count, other=0)
-        reaches = (query < num_offsets) & (num_slots <= query + 1)
+        # Read a tile ahead, and the numbers of its blocks two: a program alone on its
+        # multiprocessor has nobody else to hide what it waits for.
+        listed = start + everywhere < count
+        block = tl.load(blocks + start + everywhere, mask=listed, other=0)
+        column = (start + places) * BLOCK_SIZE + inner
+        z, v, d = _read_tile(
+            block,
+            listed,
+            column,
+            num_slots,
+            query,
+            num_offsets,
+            scores,
+            vertical,
+            diagonal,
+            inner,
+            BLOCK_SIZE,
+        )
+        ahead = start + BLOCKS + everywhere
+        following = tl.load(blocks + ahead, mask=ahead < tl.minimum(count, stop), other=0)
         for place in range(start, stop, BLOCKS):
-            block = following
-            listed = place + everywhere < count
-            next_place = place + BLOCKS + everywhere
-            following = tl.load(blocks + next_place, mask=next_place < count, other=0)
-            column = (place + places) * BLOCK_SIZE + inner
-            is_full = (place + BLOCKS < count) & reaches  # only a row's last block is not
-            for full in tl.static_range(2):
-                if is_full == (full == 1):
-                    _update_tile(
-                        block,
-                        listed,
-                        column,
-                        num_slots,
-                        query,
-                        num_offsets,
-                        step,
-                        decay,
-                        gain,
-                        scores,
-                        vertical,
-                        diagonal,
-                        vertical_max,
-                        diagonal_max,
-                        last_observed,
-                        inner,
-                        is_first_lane,
-                        BLOCK_SIZE,
-                        full,
-                    )
+            ahead = place + BLOCKS + everywhere
+            next_listed = ahead < tl.minimum(count, stop)
+            column = (place + BLOCKS + places) * BLOCK_SIZE + inner
+            next_z, next_v, next_d = _read_tile(
+                following,
+                next_listed,
+                column,
+                num_slots,
+                query,
+                num_offsets,
+                scores,
+                vertical,
+                diagonal,
+                inner,
+                BLOCK_SIZE,
+            )
+            ahead += BLOCKS
+            after = tl.load(blocks + ahead, mask=ahead < tl.minimum(count, stop), other=0)
+            _fold_tile(
+                block,
+                listed,
+                z,
+                v,
+                d,
+                query,
+                num_offsets,
+                step,
+                decay,
+                gain,
+                vertical,
+                diagonal,
+                vertical_max,
+                diagonal_max,
+                last_observed,
+                inner,
+                is_first_lane,
+                BLOCK_SIZE,
+            )
+            block, listed, following = following, next_listed, after
+            z, v, d = next_z, next_v, next_d
         tile = tl.minimum(end, last)
         row += 1
 
