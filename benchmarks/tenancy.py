@@ -24,9 +24,11 @@ from spin_server.admin.operations import NewKey, create_key, create_tenant, toge
 from spin_server.admin.store.sqlite import SqliteStore
 from spin_server.cli.admin_guest import KeyRing
 from spin_server.engine.spin.admission import PolicyGate
+from spin_server.engine.spin.metrics import SpinCollector
 from spin_server.engine.spin.settings import SpinSettings
 from spin_server.engine.tenancy import door
-from spin_server.engine.tenancy.callers import calling
+from spin_server.engine.tenancy.callers import Visit, visiting
+from spin_server.engine.tenancy.refusals import Refusals
 from spin_server.policy.policy import Policy
 
 TENANTS, KEYS, REQUESTS, TOKENS = 1000, 10_000, 4000, 2000
@@ -74,7 +76,8 @@ async def measure(administration: Administration, keys: list[NewKey]) -> dict[st
     gate.name_rows({name: row for row, name in enumerate(administration.state.tenants, 1)}, {})
     gate.ask(ring)
     gate.guard(guarded)
-    door.set_authenticator(ring)
+    refusals = Refusals(SpinCollector("m", SpinSettings(), {}))
+    door.set_porter(door.Porter(ring, refusals, max_tokens=524_288))
 
     async def app(client: Client) -> None:
         async for _ in client.generate(PROMPT, params(1), "r"):
@@ -106,10 +109,9 @@ async def measure(administration: Administration, keys: list[NewKey]) -> dict[st
         return time.perf_counter() - started
 
     per_token = []
-    caller = ring.caller(f"Bearer {keys[0].secret}")
     for index in range(100):
         order = [plain, guarded][:: 1 if index % 2 else -1]
-        with calling(caller):
+        with visiting(Visit(f"Bearer {keys[0].secret}")):
             times = [await tokens(client) for client in order][:: 1 if index % 2 else -1]
         per_token.append((times[1] - times[0]) / TOKENS * 1e9)
     return {

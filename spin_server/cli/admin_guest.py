@@ -78,7 +78,8 @@ class KeyRing:
             name = authenticate(state, authorization, found.clock()).tenant
             tenant = None if name is None else state.tenant(name)
             limits = Limits() if tenant is None else Limits(**dict(tenant.limits))
-            return Caller(name, None if limits == _NO_LIMITS else limits)
+            since = "" if tenant is None else tenant.created_at
+            return Caller(name, None if limits == _NO_LIMITS else limits, since)
         except UnauthorizedError as error:
             raise UnknownCallerError(str(error)) from None
 

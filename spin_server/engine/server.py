@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
+from prometheus_client.registry import Collector
+
 from spin_server import environment
 from spin_server.algorithm.options import SpinOptions
 from spin_server.engine import preflight, presence
@@ -30,9 +32,11 @@ from spin_server.engine.spin.settings import (
     CONFIG_KEY,
     SpinSettings,
 )
-from spin_server.engine.tenancy.door import MIDDLEWARE, set_authenticator
+from spin_server.engine.tenancy.door import MIDDLEWARE, set_porter
+from spin_server.engine.tenancy.refusals import Refusals
 from spin_server.engine.tenancy.usage import TenantUsage
 from spin_server.errors import InputError, StartupError
+from spin_server.key_text import BlackOut
 
 logger = logging.getLogger(__name__)
 
@@ -190,23 +194,26 @@ def _export_metrics(
     args: argparse.Namespace, settings: SpinSettings, verified: Verified
 ) -> SpinCollector:
     """Add SPIN's metrics to vLLM's."""
-    from vllm.v1.metrics.prometheus import get_prometheus_registry
-
     name = (args.served_model_name or [args.model])[0]
     collector = SpinCollector(name, settings, verified.plugins)
-    get_prometheus_registry().register(collector)
+    _export(collector)
     return collector
 
 
 def _export_usage(engine_client: Any, collector: SpinCollector) -> None:
     """Count what tenants use, where vLLM counts at all (--disable-log-stats)."""
-    from vllm.v1.metrics.prometheus import get_prometheus_registry
-
     if engine_client.logger_manager is None:
         return
     usage = TenantUsage(collector)
+    usage.watch(engine_client.output_processor)
     engine_client.logger_manager.stat_loggers.append(usage)
-    get_prometheus_registry().register(usage)
+    _export(usage)
+
+
+def _export(collector: Collector) -> None:
+    from vllm.v1.metrics.prometheus import get_prometheus_registry
+
+    get_prometheus_registry().register(collector)
 
 
 async def _serve(
@@ -246,10 +253,13 @@ async def _serve(
         _export_usage(engine_client, collector)
         gate.guard(engine_client)
         if guest is not None:
-            control = EngineControl(engine_client, settings, gate, collector)
-            stack.callback(set_authenticator, None)
+            refusals = Refusals(collector)
+            _export(refusals)
+            control = EngineControl(engine_client, settings, gate, collector, refusals)
+            stack.callback(set_porter, None)
             await stack.enter_async_context(guest(control))
             args.middleware = [*args.middleware, MIDDLEWARE]  # the last is around all others
+            logging.getLogger("uvicorn.access").addFilter(BlackOut())
         polling = asyncio.create_task(poll(engine_client, collector, _METRICS_PERIOD_SECONDS))
         shutdown = engine_client.shutdown
 

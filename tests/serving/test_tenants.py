@@ -20,6 +20,7 @@ from live_server import LiveServer
 from recorded import replayed
 
 from spin_server.admin.administration import Administration, Author
+from spin_server.admin.documents import Limits
 from spin_server.admin.operations import (
     NewKey,
     create_key,
@@ -38,7 +39,7 @@ SPARSITIES = {"gentle": "0.3", "harsh": "0.65"}
 
 @pytest.fixture(scope="module")
 def keys() -> dict[str, NewKey]:
-    return {name: NewKey.draw() for name in (*SPARSITIES, "reader")}
+    return {name: NewKey.draw() for name in (*SPARSITIES, "small", "reader")}
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +48,15 @@ def server(
 ) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("attacks")
     store, now, operations = SqliteStore(folder / "admin.db"), datetime.now(UTC), []
-    for name, sparsity in SPARSITIES.items():
+    for name, sparsity, limits in (
+        *((name, sparsity, None) for name, sparsity in SPARSITIES.items()),
+        ("small", "0.3", Limits(concurrent_requests=2)),
+    ):
         document = keys[name].document(
             tenant=name, scopes=[], description="", now=now, expires_at=None
         )
         operations += [
-            create_tenant(name, "", now=now),
+            create_tenant(name, "", now=now, limits=limits),
             patch_policy(name, {"target_sparsity": sparsity}, "*", now=now),
             create_key(keys[name], document, now=now),
         ]
@@ -79,7 +83,7 @@ def raw(server: LiveServer, text: str, body: bytes = b"", idle: float = 60) -> l
         with suppress(TimeoutError):
             while part := connection.recv(65536):
                 found += part
-    return [int(line.split()[1]) for line in found.split(b"\r\n") if line.startswith(b"HTTP/1.")]
+    return [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d{3}) ", found)]
 
 
 def asked(**more: Any) -> bytes:
@@ -191,6 +195,11 @@ def test_second_request_in_a_body_needs_its_own_key(
         found = raw(server, text, sent + hidden, idle=1.5)
         assert found[0] in (200, 400, 501), (text, found)
         assert all(status in (400, 401) for status in found[1:]), (text, found)
+    # Well-formed, so what is hidden is a second request.
+    whole = post(body, bearer, connection="keep-alive")
+    in_pieces = whole.replace(f"Content-Length: {len(body)}", "Transfer-Encoding: chunked")
+    assert raw(server, whole, body + hidden, idle=1.5) == [200, 401]
+    assert raw(server, in_pieces, chunked + hidden, idle=1.5) == [200, 401]
 
 
 @pytest.mark.parametrize(
@@ -236,6 +245,10 @@ def test_strange_addresses_reach_nothing(
         override = "X-HTTP-Method-Override: GET\nConnection: close"
         text = f"{method} {target} HTTP/1.1\nHost: h\n{override}\n\n"
         assert raw(server, text)[0] in (400, 401, 404, 405)
+    log = server.log.read_text(errors="replace")
+    assert keys["harsh"].secret not in log
+    if "api_key" in path:
+        assert "api_key=spin_…" in log
 
 
 def test_whatever_is_in_the_body_the_key_decides(
@@ -299,6 +312,58 @@ def test_two_tenants_stream_at_once_each_under_its_policy_and_end_only_their_own
     after = skipped(server, keys["reader"])
     for name, sparsity in SPARSITIES.items():
         assert share(before[name], after[name]) == pytest.approx(float(sparsity), abs=0.03)
+
+
+STREAMS = {
+    "/v1/completions": {"prompt": "x", "max_tokens": 4000, "n": 2},
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": "x"}],
+        "max_tokens": 4000,
+        "n": 2,
+    },
+    "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4000},
+    "/v1/responses": {"input": "x", "max_output_tokens": 4000},
+}
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_places_are_free_once_a_client_is_gone(
+    server: LiveServer, keys: dict[str, NewKey], path: str
+) -> None:
+    secret, label = keys["small"].secret, 'tenant="small"'
+
+    def aborted() -> float:
+        found = server.metrics().items()
+        return sum(v for name, v in found if label in name and 'finished_reason="abort"' in name)
+
+    before = aborted()
+    body = {**STREAMS[path], "stream": True, "ignore_eos": True}
+    opened = [server.open(path, body, key=secret) for _ in range(3 - body.get("n", 1))]
+    for response in opened:
+        assert response.readline().strip()
+    with pytest.raises(urllib.error.HTTPError) as error:
+        server.open(path, body, key=secret)
+    with error.value:
+        assert (error.value.code, error.value.headers["retry-after"]) == (429, "1")
+    for response in opened:
+        response.close()
+    end = time.monotonic() + 20
+    while aborted() < before + 2:
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    answer = server.complete("x", secret, max_tokens=1, n=2, temperature=1)
+    assert answer["usage"]["completion_tokens"] == 2
+
+
+def test_stream_of_a_response_that_is_refused_has_not_begun(
+    server: LiveServer, keys: dict[str, NewKey]
+) -> None:
+    body = {"input": "x", "stream": True, "vllm_xargs": {"spin_policy": 1}}
+    with pytest.raises(urllib.error.HTTPError) as error:
+        server.open("/v1/responses", body, key=keys["harsh"].secret)
+    with error.value:
+        assert error.value.code == 400
+        assert "the key decides the policy" in json.load(error.value)["error"]["message"]
 
 
 def test_too_much_and_too_slow_hold_nobody_up(server: LiveServer, keys: dict[str, NewKey]) -> None:

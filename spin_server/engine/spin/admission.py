@@ -9,17 +9,27 @@ everything that vLLM serves comes by here, whichever route it took.
 import copy
 import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any
 
 from spin_server.engine.spin.settings import POLICY_ARGUMENT, SpinSettings
-from spin_server.engine.tenancy.callers import Authenticator, Caller, current_caller
-from spin_server.engine.tenancy.limits import ID_CHARACTERS, SEPARATOR, OpenRequests
+from spin_server.engine.tenancy.callers import (
+    Authenticator,
+    Caller,
+    UnknownCallerError,
+    Visit,
+    current_visit,
+)
+from spin_server.engine.tenancy.open_requests import OpenRequests
+from spin_server.engine.tenancy.request_ids import new_request_id
 from spin_server.engine.tenancy.salts import PrefixSalts
 from spin_server.errors import InputError
 from spin_server.policy.policy import DEFAULT
 
 _OURS = "spin_"
+_TRANSFER = "kv_transfer_params"
 
 
 class PolicyGate:
@@ -51,6 +61,8 @@ class PolicyGate:
             canaries: by policy, the row that some of its requests have instead, and how many of a
                 hundred do.
         """
+        for tenant in self._tenants.keys() - rows.keys():
+            self.salts.forget(tenant)
         self._tenants, self._canaries = dict(rows), dict(canaries)
         self.salts.name_rows({row: name for name, row in rows.items()})
         self.salts.name_rows({row: name for name, (row, _) in canaries.items()})
@@ -64,7 +76,7 @@ class PolicyGate:
         Raises:
             InputError: an argument that the client may not send, or no such policy.
         """
-        extra = dict(extra_args or {})
+        extra = _checked(extra_args)
         for name in extra:
             if name.startswith(_OURS) and name != POLICY_ARGUMENT:
                 raise InputError(f"vllm_xargs.{name}", "no argument of this name", extra[name])
@@ -84,27 +96,31 @@ class PolicyGate:
         return extra
 
     def admit_caller(
-        self, caller: Caller, extra_args: dict[str, Any] | None, request_id: str
+        self, visit: Visit, caller: Caller, extra_args: dict[str, Any] | None, request_id: str
     ) -> dict[str, Any]:
         """Give a request its caller's policy; see `admit`.
 
+        Args:
+            visit: what it is a part of; the row of its first part will do for the others.
+
         Raises:
-            InputError: an argument under our names, or a tenant that this server has no row for.
+            InputError: an argument under our names.
+            vllm.exceptions.GracefulHTTPError: 503, a tenant that this server has no row for.
         """
-        extra = dict(extra_args or {})
+        extra = _checked(extra_args)
         for name in extra:
             if name.startswith(_OURS):
-                raise InputError(
-                    f"vllm_xargs.{name}", "absent: the key decides the policy", repr(extra[name])
-                )
+                text = "no such argument, for the key decides the policy"
+                raise InputError(f"vllm_xargs.{name}", text, repr(extra[name]))
         if caller.tenant is None:
             row = self._row(DEFAULT, request_id)
         else:  # a policy of the launch that has its name is not the tenant's
             tried = self._tried(caller.tenant, request_id)
             row = self._tenants.get(caller.tenant) if tried is None else tried
+        row = visit.row if row is None else row
         if row is None:
-            raise InputError("tenant", "one that this server has a row for", repr(caller.tenant))
-        extra[POLICY_ARGUMENT] = row
+            raise _without_row(caller.tenant)
+        extra[POLICY_ARGUMENT] = visit.row = row
         return extra
 
     def _row(self, name: object, request_id: str) -> int | None:
@@ -141,30 +157,31 @@ class PolicyGate:
             # A copy: several prompts of one request may share their parameters.
             admitted = copy.copy(sampling_params)
             given = sampling_params.extra_args
-            caller = self._caller()
-            if caller is None:
-                admitted.extra_args = self.admit(given, request_id)
-                return generate(prompt, admitted, request_id, *rest, **keywords)
-            request_id = _new_id(caller)
-            admitted.extra_args = self.admit_caller(caller, given, request_id)
-            prompt = self._as_callers(caller, admitted.extra_args, prompt, keywords)
-            if caller.tenant is None or caller.limits is None:
-                return generate(prompt, admitted, request_id, *rest, **keywords)
-            size = {"sequences": admitted.n or 1, "tokens": _num_tokens(prompt)}
-            _bound_context(admitted, caller.limits.context_tokens, size["tokens"])
-            requests.check(caller.tenant, caller.limits, **size)
-            generator = generate(prompt, admitted, request_id, *rest, **keywords)
-            requests.add(caller.tenant, request_id, generator, **size)
-            return generator
+            with self._admission() as (visit, caller):
+                if caller is None:
+                    admitted.extra_args = self.admit(given, request_id)
+                    return generate(prompt, admitted, request_id, *rest, **keywords)
+                request_id = new_request_id(caller.tenant)
+                admitted.extra_args = self.admit_caller(visit, caller, given, request_id)
+                prompt = self._as_callers(caller, admitted.extra_args, prompt, keywords)
+                if caller.tenant is None or caller.limits is None:
+                    return generate(prompt, admitted, request_id, *rest, **keywords)
+                size = {"sequences": admitted.n or 1, "tokens": _num_tokens(prompt)}
+                _bound_context(admitted, caller.limits.context_tokens, size["tokens"])
+                requests.check(caller.tenant, caller.limits, visit, **size)
+                generator = generate(prompt, admitted, request_id, *rest, **keywords)
+                requests.add(caller.tenant, request_id, generator, visit, **size)
+                return generator
 
         def guarded_encode(
             prompt: Any, pooling_params: Any, request_id: str, *rest: Any, **keywords: Any
         ) -> Any:
-            if (caller := self._caller()) is not None:
-                request_id = _new_id(caller)
-                extra = self.admit_caller(caller, None, request_id)
-                prompt = self._as_callers(caller, extra, prompt, keywords)
-            return encode(prompt, pooling_params, request_id, *rest, **keywords)
+            with self._admission() as (visit, caller):
+                if caller is not None:
+                    request_id = new_request_id(caller.tenant)
+                    extra = self.admit_caller(visit, caller, None, request_id)
+                    prompt = self._as_callers(caller, extra, prompt, keywords)
+                return encode(prompt, pooling_params, request_id, *rest, **keywords)
 
         engine_client.generate, engine_client.encode = guarded, guarded_encode
 
@@ -173,24 +190,60 @@ class PolicyGate:
     ) -> Any:
         """Take off a request what would reach past its caller's tenant; get its prompt."""
         keywords["priority"] = 0
-        return _salted(prompt, self.salts.salt(caller.tenant, extra[POLICY_ARGUMENT]))
+        salt = self.salts.salt(caller.tenant, extra[POLICY_ARGUMENT], caller.since)
+        return _salted(prompt, salt)
 
-    def _caller(self) -> Caller | None:
-        """Find whose request it is; None where there are no tenants.
+    @contextmanager
+    def _admission(self) -> Iterator[tuple[Visit, Caller | None]]:
+        """Find whose a request is, None where nobody needs a key, and note what becomes of it."""
+        visit = current_visit() or Visit()
+        try:
+            if not visit.admitted:  # what has begun goes on to its end, whatever becomes of its key
+                visit.caller = self._caller(current_visit())
+            yield visit, visit.caller
+        except Exception as error:
+            visit.refusal = error
+            raise
+        visit.admitted = True
+
+    def _caller(self, visit: Visit | None) -> Caller | None:
+        """Ask once more, for a key may be over since its request came.
 
         Raises:
             InputError: it came by a door where nobody asked.
+            vllm.exceptions.GracefulHTTPError: 401.
         """
         if self._authenticator is None or not self._authenticator.configured():
             return None
-        if (caller := current_caller()) is None:
+        if visit is None:
             raise InputError("request", "one with a key, since there are tenants", "none")
-        return caller
+        try:
+            return self._authenticator.caller(visit.authorization)
+        except UnknownCallerError as error:
+            from vllm.exceptions import GracefulHTTPError
+
+            raise GracefulHTTPError(str(error), HTTPStatus.UNAUTHORIZED) from None
 
 
-def _new_id(caller: Caller) -> str:
-    """Draw an id that says whose the request is."""
-    return f"{caller.tenant or DEFAULT}{SEPARATOR}{secrets.token_hex(ID_CHARACTERS // 2)}"
+def _checked(extra_args: dict[str, Any] | None) -> dict[str, Any]:
+    """Copy what a client sent, unless vLLM would fail over it.
+
+    Raises:
+        InputError: the argument that vLLM reads as an object is none.
+    """
+    extra = dict(extra_args or {})
+    if not isinstance(found := extra.get(_TRANSFER, {}), dict | None):
+        raise InputError(f"vllm_xargs.{_TRANSFER}", "an object", repr(found))
+    return extra
+
+
+def _without_row(tenant: str | None) -> Exception:
+    """Refuse a tenant whose policy the engine does not hold: the operator's to mend."""
+    from vllm.exceptions import GracefulHTTPError
+
+    text = f"tenant {tenant!r} has no row among the engine's policies (--spin-capacity)"
+    error: Exception = GracefulHTTPError(text, HTTPStatus.SERVICE_UNAVAILABLE)
+    return error
 
 
 def _num_tokens(prompt: dict[str, Any]) -> int:

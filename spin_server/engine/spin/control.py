@@ -14,7 +14,8 @@ from spin_server.engine.spin.metrics import CANARY, SpinCollector
 from spin_server.engine.spin.policy_table import PolicyTable
 from spin_server.engine.spin.settings import SpinSettings
 from spin_server.engine.tenancy.callers import Authenticator
-from spin_server.engine.tenancy.door import set_authenticator
+from spin_server.engine.tenancy.door import Porter, set_porter
+from spin_server.engine.tenancy.refusals import Refusals
 from spin_server.errors import StartupError
 from spin_server.policy.policy import Policy
 
@@ -44,6 +45,7 @@ class EngineControl:
         settings: what the engine was started with.
         gate: which learns the tenants' rows.
         collector: which exports the wanted revision.
+        refusals: which counts who is sent away.
     """
 
     def __init__(
@@ -52,8 +54,10 @@ class EngineControl:
         settings: SpinSettings,
         gate: PolicyGate,
         collector: SpinCollector,
+        refusals: Refusals,
     ) -> None:
         self._client, self._gate, self._collector = engine_client, gate, collector
+        self._refusals = refusals
         self._wanted = PolicyTable.of(settings)  # what every worker's table has to hold
         self._written: dict[int, Policy] = {}  # rows that it was told, over the launch's
         self._certain = True  # whether the workers hold all of it, as far as is known
@@ -114,7 +118,8 @@ class EngineControl:
     def ask(self, authenticator: Authenticator) -> None:
         """Let every request's caller be known by his key, once there are tenants."""
         self._gate.ask(authenticator)
-        set_authenticator(authenticator)
+        max_tokens = self._client.model_config.max_model_len
+        set_porter(Porter(authenticator, self._refusals, max_tokens))
 
     async def outcomes(self) -> dict[str, dict[str, int]]:
         """Count blocks by tenant, or the default policy's name, and outcome; see `snapshot`.

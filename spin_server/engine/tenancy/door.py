@@ -1,38 +1,61 @@
 """The door of the server: no request comes in without its caller, once there are tenants.
 
 Pure ASGI, around everything else of the application. vLLM makes middleware from its import path
-alone, so who knows the keys is set beside it.
+alone, so what the door needs to know is set beside it.
 """
 
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from spin_server.engine.tenancy.callers import (
-    Authenticator,
-    Caller,
-    UnknownCallerError,
-    calling,
-)
-from spin_server.engine.tenancy.routes import FREE, SERVED
+from spin_server.engine.tenancy.callers import Authenticator, UnknownCallerError, Visit, visiting
+from spin_server.engine.tenancy.refusals import NOBODY, Refusals
+from spin_server.engine.tenancy.routes import FREE, SERVED, TOKEN_COUNTS
 
 MIDDLEWARE = "spin_server.engine.tenancy.door.TenantDoor"
 MOST_BODY_BYTES = 64 * 2**20  # a million tokens, written as numbers, take seven
+# A token count happens between the others' tokens, and at once: no scheduler has it wait.
+BYTES_PER_COUNTED_TOKEN = 8
+BODY_SECONDS = 30.0  # between two pieces of a body
 _RETRY_AFTER = (b"retry-after", b"1")  # seconds; a step takes less, and a long prefill more
 _STRIPPED = frozenset({b"x-request-id"})
 
-_authenticator: Authenticator | None = None
+
+@dataclass(frozen=True, slots=True)
+class Porter:
+    """What the door knows.
+
+    Args:
+        authenticator: knows the keys.
+        refusals: counts who was sent away.
+        max_tokens: of the longest context.
+    """
+
+    authenticator: Authenticator
+    refusals: Refusals
+    max_tokens: int
+    counting: Counter[str] = field(default_factory=Counter)  # token counts that run, by tenant
 
 
-def set_authenticator(found: Authenticator | None) -> None:
-    """Say who knows the keys; None: nobody, and every request comes in."""
-    global _authenticator
-    _authenticator = found
+_porter: Porter | None = None
 
 
-class _TooLargeError(Exception):
-    """A body that goes on and on."""
+def set_porter(found: Porter | None) -> None:
+    """Say what the door knows; None: nothing, and every request comes in."""
+    global _porter
+    _porter = found
+
+
+class _RefusedError(Exception):
+    """A request that the door itself refuses."""
+
+    def __init__(self, status: HTTPStatus, text: str) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class TenantDoor:
@@ -47,67 +70,149 @@ class TenantDoor:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request, or one websocket."""
-        if (
-            scope["type"] == "lifespan"
-            or _authenticator is None
-            or not _authenticator.configured()
-            or _is_free(scope)
-        ):
+        porter = _porter
+        if scope["type"] == "lifespan" or porter is None or _is_free(scope):
             await self._app(scope, receive, send)
             return
         keys = [value for name, value in scope["headers"] if name == b"authorization"]
+        visit = Visit(keys[0].decode("latin-1") if keys else None)
+        if not porter.authenticator.configured():
+            with visiting(visit):
+                await self._app(scope, receive, send)
+            return
+        whose: str | None = NOBODY
         try:
             if len(keys) > 1:
-                raise UnknownCallerError("expected one header Authorization")
-            header = keys[0].decode("latin-1") if keys else None
-            caller = _authenticator.caller(header)
-        except UnknownCallerError as error:
-            await _refuse(scope, receive, send, HTTPStatus.UNAUTHORIZED, str(error))
-            return
-        if _endpoint(scope) not in SERVED:
-            await _refuse(
-                scope, receive, send, HTTPStatus.FORBIDDEN, "expected a route that tenants may use"
-            )
-            return
-        await self._serve_bounded(scope, receive, send, caller)
+                raise _RefusedError(HTTPStatus.UNAUTHORIZED, "expected one header Authorization")
+            try:
+                visit.caller = porter.authenticator.caller(visit.authorization)
+            except UnknownCallerError as error:
+                raise _RefusedError(HTTPStatus.UNAUTHORIZED, str(error)) from None
+            whose = visit.caller.tenant
+            await _Passage(porter, visit, scope, receive, send).serve(self._app)
+        except _RefusedError as error:
+            porter.refusals.count(whose, error.status)
+            await _refuse(scope, receive, send, error.status, str(error))
 
-    async def _serve_bounded(
-        self, scope: Scope, receive: Receive, send: Send, caller: Caller
+
+class _Passage:
+    """One request of a known caller on its way in, and its answer on its way out.
+
+    Nothing of the answer leaves before the engine was given the request, or the answer is complete:
+    some routes begin a stream first, and what refuses the request then could not be told.
+    """
+
+    def __init__(
+        self, porter: Porter, visit: Visit, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Serve a request, and read no more of its body than is allowed."""
-        begun, read = False, 0
+        self._porter, self._visit, self._scope = porter, visit, scope
+        self._receive, self._send = receive, send
+        self._endpoint = _endpoint(scope)
+        self._most_bytes = MOST_BODY_BYTES
+        if self._endpoint in TOKEN_COUNTS:
+            most = 2**16 + BYTES_PER_COUNTED_TOKEN * porter.max_tokens
+            self._most_bytes = min(self._most_bytes, most)
+        self._read = 0
+        self._is_read = self._begun = False
+        self._held: list[Message] = []
+        self._refused: _RefusedError | None = None
 
-        async def bounded() -> Message:
-            nonlocal read
-            message = await receive()
-            read += len(message.get("body", b""))
-            if read > MOST_BODY_BYTES:
-                raise _TooLargeError
-            return message
+    async def serve(self, app: ASGIApp) -> None:
+        """Serve it.
 
-        async def sent(message: Message) -> None:
-            nonlocal begun
-            if read > MOST_BODY_BYTES and not begun:
-                return  # what is behind makes 500 or 400 of our exception; the answer is below
-            begun = True
-            if message["type"] == "http.response.start" and message["status"] == 429:
-                message = {**message, "headers": [*message["headers"], _RETRY_AFTER]}
-            await send(message)
-
-        headers = [pair for pair in scope["headers"] if pair[0] not in _STRIPPED]
+        Raises:
+            _RefusedError: it is not served, and nothing was answered.
+        """
+        if self._endpoint not in SERVED:
+            named = " ".join(self._endpoint)
+            text = f"expected a route that tenants may use (docs/tenancy.md), got {named}"
+            raise _RefusedError(HTTPStatus.FORBIDDEN, text)
+        headers = [pair for pair in self._scope["headers"] if pair[0] not in _STRIPPED]
         told = next((value for name, value in headers if name == b"content-length"), b"0")
+        if told.isdigit() and int(told) > self._most_bytes:
+            raise self._too_large()
+        self._count_tokens_in_turn()
         try:
-            if told.isdigit() and int(told) > MOST_BODY_BYTES:
-                raise _TooLargeError
-            with calling(caller):
-                await self._app({**scope, "headers": headers}, bounded, sent)
-            if read > MOST_BODY_BYTES and not begun:
-                raise _TooLargeError
-        except _TooLargeError:
-            if begun:
+            with visiting(self._visit):
+                await app({**self._scope, "headers": headers}, self._bounded, self._sent)
+        except Exception as error:
+            self._refused = self._refused or _refusal_of(self._visit)
+            if self._begun or self._refused is None:
                 raise
-            text = f"expected a body of at most {MOST_BODY_BYTES:,} bytes"
-            await _refuse(scope, receive, send, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
+            raise self._refused from error
+        finally:
+            self._visit.end()
+        if self._refused is not None and not self._begun:
+            raise self._refused
+        await self._let_out()
+
+    def _count_tokens_in_turn(self) -> None:
+        """Let no more token counts of a tenant run than requests.
+
+        Raises:
+            _RefusedError: 429.
+        """
+        caller, counting = self._visit.caller, self._porter.counting
+        if self._endpoint not in TOKEN_COUNTS or caller is None or caller.tenant is None:
+            return
+        name = caller.tenant
+        most = caller.limits.concurrent_requests if caller.limits else None
+        if most is not None and counting[name] >= most:
+            text = f"{counting[name]:,} of {most:,} token counts of the tenant run; try again"
+            raise _RefusedError(HTTPStatus.TOO_MANY_REQUESTS, text)
+        counting[name] += 1
+        self._visit.at_end(lambda: counting.subtract({name: 1}))
+
+    async def _bounded(self) -> Message:
+        """Read on, as far and as long as is allowed.
+
+        What is behind makes 500 or 400 of our exception, so it is noted for the answer.
+        """
+        if self._is_read:  # what comes now is that the client left
+            return await self._receive()
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                message = await self._receive()
+        except TimeoutError:
+            text = f"expected the next piece of the body within {BODY_SECONDS:g} seconds"
+            self._refused = _RefusedError(HTTPStatus.REQUEST_TIMEOUT, text)
+            raise self._refused from None
+        self._read += len(message.get("body", b""))
+        self._is_read = not message.get("more_body", False)
+        if self._read > self._most_bytes:
+            self._refused = self._too_large()
+            raise self._refused
+        return message
+
+    def _too_large(self) -> _RefusedError:
+        text = f"expected a body of at most {self._most_bytes:,} bytes"
+        return _RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
+
+    async def _sent(self, message: Message) -> None:
+        if self._refused is not None and not self._begun:
+            return
+        if message["type"] == "http.response.start":
+            caller = self._visit.caller
+            self._porter.refusals.count(caller.tenant if caller else NOBODY, message["status"])
+            if message["status"] == HTTPStatus.TOO_MANY_REQUESTS:
+                message = {**message, "headers": [*message["headers"], _RETRY_AFTER]}
+        self._held.append(message)
+        if self._visit.admitted:
+            await self._let_out()
+
+    async def _let_out(self) -> None:
+        held, self._held = self._held, []
+        for message in held:
+            self._begun = True
+            await self._send(message)
+
+
+def _refusal_of(visit: Visit) -> _RefusedError | None:
+    """Say why the engine was not given a request, if that is why it failed."""
+    if (error := visit.refusal) is None:
+        return None
+    status = getattr(error, "http_status", HTTPStatus.BAD_REQUEST)
+    return _RefusedError(HTTPStatus(status), str(error))
 
 
 def _endpoint(scope: Scope) -> tuple[str, str]:
@@ -132,6 +237,9 @@ async def _refuse(
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008})
         return
-    headers = {"WWW-Authenticate": "Bearer"} if status is HTTPStatus.UNAUTHORIZED else {}
+    headers = {
+        HTTPStatus.UNAUTHORIZED: {"WWW-Authenticate": "Bearer"},
+        HTTPStatus.TOO_MANY_REQUESTS: {"Retry-After": "1"},
+    }.get(status, {})
     error = {"message": text, "type": status.phrase, "param": None, "code": int(status)}
     await JSONResponse({"error": error}, int(status), headers)(scope, receive, send)

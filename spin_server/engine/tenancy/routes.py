@@ -28,3 +28,11 @@ SERVED = frozenset(
         ("POST", "/v1/responses"),
     }
 )
+# Answered by the server itself, before any limit of the engine's.
+TOKEN_COUNTS = frozenset(
+    {
+        ("POST", "/detokenize"),
+        ("POST", "/tokenize"),
+        ("POST", "/v1/messages/count_tokens"),
+    }
+)

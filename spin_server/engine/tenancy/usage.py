@@ -5,7 +5,7 @@ Counted once a request has ended, from what vLLM says of it then: nothing is don
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 
 from spin_server.engine.spin.metrics import OTHER, SpinCollector
-from spin_server.engine.tenancy.limits import ID_CHARACTERS, SEPARATOR
+from spin_server.engine.tenancy.request_ids import owner
 from spin_server.policy.policy import DEFAULT
 
 # Fine around the 10 to 20 ms that a large deployment is tuned for.
@@ -63,10 +63,7 @@ class TenantUsage(Collector):
         if iteration_stats is None:
             return
         for ended in iteration_stats.finished_requests:
-            owner, _separator, drawn = (ended.request_id or "").partition(SEPARATOR)
-            # Where there are no tenants the id may be the client's, and say anything.
-            label = self._label(owner) if len(drawn) == ID_CHARACTERS else DEFAULT
-            used = self._used.setdefault(label, _Used())
+            used = self._of(ended.request_id)
             used.requests[str(ended.finish_reason)] += 1
             used.prompt += ended.num_prompt_tokens
             used.cached += ended.num_cached_tokens
@@ -75,6 +72,30 @@ class TenantUsage(Collector):
                 seconds = ended.mean_time_per_output_token
                 used.seconds[bisect_left(_SECONDS, seconds)] += 1
                 used.total_seconds += seconds
+
+    def watch(self, processor: Any) -> None:
+        """Count what clients leave, too: vLLM counts no request that is aborted.
+
+        Source: vllm/v1/engine/output_processor.py (abort_requests).
+        """
+        abort = processor.abort_requests
+
+        def counted(request_ids: Iterable[str], internal: bool) -> Any:
+            request_ids, known = list(request_ids), processor.external_req_ids
+            found = request_ids if internal else [i for e in request_ids for i in known.get(e, ())]
+            for state in filter(None, map(processor.request_states.get, found)):
+                used = self._of(state.external_req_id)
+                used.requests["abort"] += 1
+                if not state.is_prefilling:
+                    used.prompt += state.prompt_len
+                    used.cached += state.num_cached_tokens
+                    used.generated += state.stats.num_generation_tokens
+            return abort(request_ids, internal)
+
+        processor.abort_requests = counted
+
+    def _of(self, request_id: str | None) -> _Used:
+        return self._used.setdefault(self._label(owner(request_id)), _Used())
 
     def _settle(self) -> None:
         """Put together what tenants used that have no label of their own any more."""

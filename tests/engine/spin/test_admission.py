@@ -1,7 +1,9 @@
 """Who may choose a policy."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import gc
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,7 @@ from vllm.exceptions import GracefulHTTPError
 
 from spin_server.engine.spin.admission import PolicyGate
 from spin_server.engine.spin.settings import PolicySettings, SpinSettings
-from spin_server.engine.tenancy.callers import Caller, calling
+from spin_server.engine.tenancy.callers import Caller, UnknownCallerError, Visit, visiting
 from spin_server.engine.tenancy.limits import Limits
 from spin_server.errors import InputError
 
@@ -41,6 +43,7 @@ def test_named_policy_is_turned_into_its_id_where_allowed(name: str, number: int
         (True, {"spin_policy": 2}, "expected one of default, gentle, harsh, got 2"),
         (True, {"spin_policy": ["gentle"]}, "expected one of default, gentle, harsh"),
         (True, {"spin_sparsity": 0.9}, "vllm_xargs.spin_sparsity: expected no argument"),
+        (True, {"kv_transfer_params": "x"}, "kv_transfer_params: expected an object, got 'x'"),
     ],
 )
 def test_what_a_client_may_not_send_is_refused(allow: bool, sent: Any, message: str) -> None:
@@ -54,7 +57,7 @@ def rows(chosen: PolicyGate, name: str | None, count: int = 4000) -> list[int]:
     if name is None:
         return [chosen.admit(None, request_id)["spin_policy"] for request_id in ids]
     caller = Caller(None if name == "default" else name)
-    return [chosen.admit_caller(caller, None, i)["spin_policy"] for i in ids]
+    return [chosen.admit_caller(Visit(), caller, None, i)["spin_policy"] for i in ids]
 
 
 @pytest.mark.parametrize("percent", [1, 10, 50, 99])
@@ -92,7 +95,7 @@ def test_side_cannot_be_worked_out_from_the_requests_id() -> None:
         chosen.name_rows({"acme": 5}, {"acme": (7, 50)})
         found.append(rows(chosen, "acme", 200))
     assert found[0] != found[1]
-    assert chosen.admit_caller(Caller("acme"), None, "\ud800")["spin_policy"] in (5, 7)
+    assert chosen.admit_caller(Visit(), Caller("acme"), None, "\ud800")["spin_policy"] in (5, 7)
 
 
 @pytest.mark.parametrize("name", ["acme", "acme/canary", "default/canary"])
@@ -130,6 +133,20 @@ def test_guard_draws_by_the_requests_own_id(by_name: bool) -> None:
 # with tenants
 
 
+KNOWN: dict[str | None, Caller] = {}  # by header
+
+
+def visit_of(caller: Caller) -> Visit:
+    KNOWN[repr(caller)] = caller
+    return Visit(repr(caller))
+
+
+@contextmanager
+def calling(caller: Caller) -> Iterator[None]:
+    with visiting(visit_of(caller)):
+        yield
+
+
 class Keys:
     def __init__(self) -> None:
         self.tenants = True
@@ -138,7 +155,9 @@ class Keys:
         return self.tenants
 
     def caller(self, authorization: str | None) -> Caller:
-        raise AssertionError("asked at the door, not here")
+        if authorization not in KNOWN:
+            raise UnknownCallerError("no such key")
+        return KNOWN[authorization]
 
 
 class Recorder:
@@ -222,8 +241,10 @@ def test_tenant_without_a_row_is_refused_and_gets_no_policy_of_the_launch() -> N
     chosen.ask(Keys())
     chosen.guard(client)
     for tenant in ("gentle", "default", "nobody", ""):
-        with calling(Caller(tenant)), pytest.raises(InputError, match="has a row for"):
+        with calling(Caller(tenant)), pytest.raises(GracefulHTTPError) as refused:
             client.generate(rendered(), params(), "r")
+        assert refused.value.http_status == 503
+        assert "has no row among the engine's policies (--spin-capacity)" in str(refused.value)
 
 
 def test_request_that_came_by_another_door_is_refused(
@@ -267,9 +288,16 @@ def limited(**limits: int) -> tuple[Recorder, Caller]:
     return client, Caller("acme", Limits(**limits))
 
 
-def too_many(client: Recorder, prompt: dict[str, Any], given: Any = None) -> str:
+def opened(client: Recorder, caller: Caller, prompt: Any = None, **more: Any) -> tuple[Visit, Any]:
+    """Send one HTTP request that has one prompt."""
+    visit = visit_of(caller)
+    with visiting(visit):
+        return visit, client.generate(prompt or rendered(), params(**more), "r")
+
+
+def too_many(client: Recorder, caller: Caller, prompt: Any = None) -> str:
     with pytest.raises(GracefulHTTPError) as refused:
-        client.generate(prompt, given or params(), "r")
+        opened(client, caller, prompt)
     assert refused.value.http_status == 429
     return str(refused.value)
 
@@ -280,50 +308,120 @@ async def drain(generator: AsyncIterator[int]) -> list[int]:
 
 def test_request_counts_until_its_generator_is_gone() -> None:
     client, caller = limited(concurrent_requests=2)
-    with calling(caller):
-        first = client.generate(rendered(), params(), "r")
-        second = client.generate(rendered(), params(), "r")
-        assert "2 of 2 requests of the tenant are open" in too_many(client, rendered())
-        with calling(Caller("other", Limits(concurrent_requests=2))):
-            client.generate(rendered(), params(), "r")  # others have their own
-        assert asyncio.run(drain(first)) == [1, 2]  # the generator is vLLM's own
-        too_many(client, rendered())  # its holder may still be writing the answer
-        del first
-        third = client.generate(rendered(), params(), "r")
-        too_many(client, rendered())
-        del second, third  # never begun: the client went away
-        two = client.generate(rendered(), params(n=2), "r")
-        too_many(client, rendered())
-        del two
-        with pytest.raises(InputError, match="at most 2 sequences of a tenant, got 3"):
-            client.generate(rendered(), params(n=3), "r")
+    _, first = opened(client, caller)
+    _, second = opened(client, caller)
+    assert "2 of 2 sequences of the tenant are open" in too_many(client, caller)
+    opened(client, Caller("other", Limits(concurrent_requests=2)))  # others have their own
+    assert asyncio.run(drain(first)) == [1, 2]  # the generator is vLLM's own
+    too_many(client, caller)  # its holder may still be writing the answer
+    del first
+    _, third = opened(client, caller)
+    too_many(client, caller)
+    del second, third  # never begun
+    _, two = opened(client, caller, n=2)
+    too_many(client, caller)
+    del two
+    opened(client, caller)
     assert client.seen[-1]["id"].startswith("acme.")
 
 
-def test_prompts_count_until_their_first_token() -> None:
+def test_request_counts_no_longer_than_its_http_request_is_open() -> None:
+    client, caller = limited(concurrent_requests=2)
+    gc.disable()  # a generator within a cycle waits for it
+    try:
+        visit, generator = opened(client, caller, n=2)
+        cycle: list[Any] = [generator]
+        cycle.append(cycle)
+        del generator, cycle
+        too_many(client, caller)
+        visit.end()
+        opened(client, caller, n=2)
+    finally:
+        gc.enable()
+
+
+def test_what_never_fits_into_one_http_request_is_the_clients_mistake() -> None:
+    client, caller = limited(concurrent_requests=2, queued_tokens=10)
+    with pytest.raises(InputError, match="at most 2 sequences of a tenant open at once, got 3"):
+        opened(client, caller, n=3)
+    with visiting(visit_of(caller)):  # a list of prompts
+        held = [client.generate(rendered(), params(), "r") for _ in range(2)]
+        with pytest.raises(InputError, match="at most 2 sequences"):
+            client.generate(rendered(), params(), "r")
+    del held
+    six = rendered(prompt_token_ids=list(range(6)))
+    with visiting(visit_of(caller)):
+        first = client.generate(six, params(), "r")
+        with pytest.raises(InputError, match=r"at most 10 prompt tokens of .* queued .*, got 12"):
+            client.generate(six, params(), "r")
+    del first
+    with pytest.raises(InputError, match=r"at most 10 prompt tokens .*, got 11"):
+        opened(client, caller, rendered(prompt_token_ids=list(range(11))))
+
+
+def test_prompts_count_until_their_first_token_once_whatever_n_is() -> None:
     client, caller = limited(queued_tokens=10)
     long = rendered(prompt_token_ids=list(range(6)))
-    with calling(caller):
-        held = client.generate(long, params(), "r")
-        assert "6 of 10 prompt tokens of the tenant are queued" in too_many(client, long)
-        small = client.generate(rendered(), params(), "r")
-        request = client.seen[0]["id"]
-        processor = client.output_processor
-        processor.external_req_ids[request] = ["internal"]
-        state = SimpleNamespace(prompt_len=6, is_prefilling=True, external_req_id=request)
-        processor.request_states["internal"] = state
-        too_many(client, long)
-        state.is_prefilling = False  # the first token is there
-        held_too = client.generate(long, params(), "r")
-        too_many(client, long)
-        processor.request_states["another"] = SimpleNamespace(
-            prompt_len=1000, is_prefilling=True, external_req_id="acme-too." + "0" * 24
-        )
-        del held_too
-        client.generate(long, params(), "r")
-        with pytest.raises(InputError, match="at most 10 tokens queued by a tenant, got 11"):
-            client.generate(rendered(prompt_token_ids=list(range(11))), params(), "r")
+    _, held = opened(client, caller, long, n=2)
+    assert "6 of 10 prompt tokens of the tenant are queued" in too_many(client, caller, long)
+    _, small = opened(client, caller)
+    processor, request = client.output_processor, client.seen[0]["id"]
+    states = [SimpleNamespace(is_prefilling=True) for _ in range(2)]
+    processor.external_req_ids[request] = ["0", "1"]
+    processor.request_states |= {"0": states[0], "1": states[1]}
+    assert "8 of 10 prompt tokens" in too_many(client, caller, long)
+    states[0].is_prefilling = False
+    too_many(client, caller, long)
+    states[1].is_prefilling = False  # every sequence has its first token
+    _, held_too = opened(client, caller, long)
+    too_many(client, caller, long)
+    del processor.external_req_ids[request]  # ended, and its answer is being written
+    del held_too
+    opened(client, caller, long)
     del held, small
+
+
+def test_key_that_is_over_when_the_body_has_come_is_refused() -> None:
+    client, caller = limited(concurrent_requests=2)
+    visit = visit_of(caller)
+    visit.caller = KNOWN.pop(visit.authorization)
+    with visiting(visit), pytest.raises(GracefulHTTPError, match="no such key") as refused:
+        client.generate(rendered(), params(), "r")
+    assert (refused.value.http_status, visit.refusal) == (401, refused.value)
+
+
+def test_what_has_begun_goes_on_whatever_becomes_of_key_tenant_and_server(
+    guarded: tuple[PolicyGate, Recorder, Keys],
+) -> None:
+    chosen, client, keys = guarded
+    visit = visit_of(Caller("acme"))
+    with visiting(visit):  # a beam search is a request for every token
+        client.generate(rendered(), params(), "r")
+        KNOWN.pop(visit.authorization)
+        chosen.name_rows({"other": 6}, {})
+        client.generate(rendered(), params(), "r")
+    assert [seen["row"] for seen in client.seen] == [5, 5]
+    keys.tenants = False
+    with visiting(Visit()):
+        client.generate("text", params(), "r")
+        keys.tenants = True
+        client.generate("text", params(), "r")
+    assert [seen["row"] for seen in client.seen[2:]] == [0, 0]
+
+
+def test_tenant_made_anew_finds_nothing_of_its_namesake(
+    guarded: tuple[PolicyGate, Recorder, Keys],
+) -> None:
+    chosen, client, _ = guarded
+    for caller in (Caller("acme", None, "one"), Caller("acme", None, "two")):
+        opened(client, caller)
+    chosen.name_rows({"other": 6}, {})
+    chosen.name_rows({"acme": 7, "other": 6}, {})
+    opened(client, Caller("acme", None, "two"))
+    opened(client, Caller("acme", None, "two"))
+    salts = [seen["prompt"]["cache_salt"] for seen in client.seen]
+    assert len(set(salts)) == 3
+    assert salts[2] == salts[3]
 
 
 @pytest.mark.parametrize(("asked", "given"), [(16, 8), (None, 8), (3, 3)])

@@ -11,6 +11,7 @@ from spin_server.engine.spin.metrics import SpinCollector
 from spin_server.engine.spin.policy_table import PolicyTable
 from spin_server.engine.spin.settings import SpinSettings
 from spin_server.engine.spin.worker_state import worker_spin
+from spin_server.engine.tenancy.refusals import Refusals
 from spin_server.engine.worker import SpinWorkerExtension
 from spin_server.errors import StartupError
 from spin_server.policy.policy import Policy
@@ -46,7 +47,9 @@ def policy(sparsity: str) -> Policy:
 def control(monkeypatch: pytest.MonkeyPatch) -> EngineControl:
     settings = SpinSettings(capacity=8)
     monkeypatch.setattr(worker_spin(), "table", PolicyTable.of(settings))
-    return EngineControl(Client(), settings, PolicyGate(settings), SpinCollector("m", settings, {}))
+    collector = SpinCollector("m", settings, {})
+    gate, refusals = PolicyGate(settings), Refusals(collector)
+    return EngineControl(Client(), settings, gate, collector, refusals)
 
 
 def held(row: int) -> float:

@@ -12,11 +12,25 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from spin_server.engine.spin.metrics import SpinCollector
+from spin_server.engine.spin.settings import SpinSettings
 from spin_server.engine.tenancy import door
-from spin_server.engine.tenancy.callers import Caller, UnknownCallerError, current_caller
-from spin_server.engine.tenancy.routes import FREE, SERVED
+from spin_server.engine.tenancy.callers import Caller, UnknownCallerError, Visit, current_visit
+from spin_server.engine.tenancy.limits import Limits
+from spin_server.engine.tenancy.refusals import Refusals
+from spin_server.engine.tenancy.routes import FREE, SERVED, TOKEN_COUNTS
+from spin_server.errors import InputError
 
-KEYS = {"Bearer good": Caller("acme"), "Bearer nobodys": Caller(None)}
+KEYS = {
+    "Bearer good": Caller("acme"),
+    "Bearer nobodys": Caller(None),
+    "Bearer limited": Caller("acme", Limits(concurrent_requests=2)),
+}
+
+
+def current_caller() -> Caller | None:
+    visit = current_visit()
+    return visit.caller if visit else None
 
 
 class Keys:
@@ -67,10 +81,22 @@ async def _talk(socket: WebSocket) -> None:
 
 
 @pytest.fixture
-def keys(monkeypatch: pytest.MonkeyPatch) -> Keys:
+def refusals() -> Refusals:
+    collector = SpinCollector("m", SpinSettings(capacity=4), {})
+    collector.name_rows({"acme": 1}, 1)
+    return Refusals(collector)
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch, refusals: Refusals) -> Keys:
     found = Keys()
-    monkeypatch.setattr(door, "_authenticator", found)
+    monkeypatch.setattr(door, "_porter", door.Porter(found, refusals, max_tokens=1000))
     return found
+
+
+def counted(refusals: Refusals) -> dict[tuple[str, str], float]:
+    (family,) = refusals.collect()
+    return {(s.labels["tenant"], s.labels["status"]): s.value for s in family.samples}
 
 
 @pytest.fixture
@@ -188,6 +214,156 @@ def test_body_has_its_bounds(http: TestClient, monkeypatch: pytest.MonkeyPatch) 
         refused = http.post(path, headers=key(), content=content)
         assert refused.status_code == 413
         assert refused.json()["error"]["message"] == "expected a body of at most 1,000 bytes"
+
+
+@pytest.mark.parametrize("path", sorted(path for _, path in TOKEN_COUNTS))
+def test_body_of_a_token_count_is_bounded_by_the_longest_context(
+    http: TestClient, path: str
+) -> None:
+    most = 2**16 + 8 * 1000
+    assert http.post(path, headers=key(), content=b"x" * most).status_code == 200
+    refused = http.post(path, headers=key(), content=b"x" * (most + 1))
+    assert refused.json()["error"]["message"] == f"expected a body of at most {most:,} bytes"
+
+
+async def ask(app: Any, path: str, text: str = "Bearer good", pause: float = 0) -> list[Any]:
+    """Send one request, its body after a pause; what was answered."""
+    scope = {"type": "http", "method": "POST", "path": path, "headers": []}
+    scope["headers"] = [(b"authorization", text.encode())]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        await asyncio.sleep(pause)
+        return {"type": "http.request", "body": b"{}"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await door.TenantDoor(app)(scope, receive, send)
+    return sent
+
+
+START = {"type": "http.response.start", "status": 200, "headers": []}
+
+
+def piece(text: bytes, *, more: bool = True) -> Any:
+    return {"type": "http.response.body", "body": text, "more_body": more}
+
+
+def visit_here() -> Visit:
+    visit = current_visit()
+    assert visit is not None
+    return visit
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_stream_that_begins_before_the_engine_is_asked_is_held_back_until_then(
+    keys: Keys, refusals: Refusals, *, refused: bool
+) -> None:
+    from vllm.exceptions import GracefulHTTPError
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await send(START)
+        await send(piece(b"created"))
+        if refused:
+            visit_here().refusal = GracefulHTTPError("too many", 429)
+            raise RuntimeError("response already started")
+        visit_here().admitted = True
+        await send(piece(b"token"))
+        assert len(seen) == 3, "nothing is held any longer"
+        await send(piece(b"", more=False))
+
+    seen: list[Any] = []
+
+    async def watched(scope: Any, receive: Any, send: Any) -> None:
+        async def noted(message: Any) -> None:
+            await send(message)
+            seen.append(message)
+
+        await app(scope, receive, noted)
+
+    found = asyncio.run(ask(watched, "/v1/responses"))
+    if refused:
+        assert found[0]["status"] == 429
+        assert (b"retry-after", b"1") in found[0]["headers"]
+        assert b"too many" in found[1]["body"]
+        assert counted(refusals) == {("acme", "429"): 1}
+    else:
+        assert [m.get("body") for m in found] == [None, b"created", b"token", b""]
+        assert counted(refusals) == {}
+
+
+def test_failure_that_is_no_refusal_stays_one(keys: Keys) -> None:
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await send(START)
+        raise RuntimeError("a fault")
+
+    with pytest.raises(RuntimeError, match="a fault"):
+        asyncio.run(ask(app, "/v1/responses"))
+
+
+def test_refusal_of_ours_is_400(keys: Keys) -> None:
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await send(START)
+        visit_here().refusal = InputError("prompt", "fewer tokens", 7)
+        raise RuntimeError("response already started")
+
+    assert asyncio.run(ask(app, "/v1/responses"))[0]["status"] == 400
+
+
+def test_body_that_does_not_come_ends_the_wait(
+    keys: Keys, monkeypatch: pytest.MonkeyPatch, refusals: Refusals
+) -> None:
+    monkeypatch.setattr(door, "BODY_SECONDS", 0.01)
+
+    async def app(_scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await receive()
+        except Exception:  # as FastAPI does
+            await send({**START, "status": 400})
+
+    assert asyncio.run(ask(app, "/v1/completions", pause=5))[0]["status"] == 408
+    assert counted(refusals) == {("acme", "408"): 1}
+
+
+def test_client_may_take_his_time_once_the_body_is_read(
+    keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "BODY_SECONDS", 0.01)
+
+    async def app(_scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await asyncio.wait_for(receive(), 5)  # whether the client is gone
+        await send(START)
+        await send(piece(b"", more=False))
+
+    assert asyncio.run(ask(app, "/v1/completions", pause=0.005))[0]["status"] == 200
+
+
+def test_token_counts_of_a_tenant_run_side_by_side_as_far_as_its_requests(
+    keys: Keys, refusals: Refusals
+) -> None:
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await asyncio.sleep(0.01)
+        await send(START)
+        await send(piece(b"", more=False))
+
+    async def run() -> list[int]:
+        asked = [ask(app, "/tokenize", "Bearer limited") for _ in range(3)]
+        asked += [ask(app, "/tokenize", "Bearer nobodys") for _ in range(3)]
+        first = [found[0]["status"] for found in await asyncio.gather(*asked)]
+        return [*first, (await ask(app, "/tokenize", "Bearer limited"))[0]["status"]]
+
+    assert asyncio.run(run()) == [200, 200, 429, 200, 200, 200, 200]
+    assert counted(refusals) == {("acme", "429"): 1}
+
+
+def test_refusals_are_counted_by_tenant_and_status(http: TestClient, refusals: Refusals) -> None:
+    http.post("/v1/completions", headers=key("Bearer bad"))
+    http.post("/v1/unheard-of", headers=key())
+    http.post("/v1/unheard-of", headers=key("Bearer nobodys"))
+    http.post("/v1/completions", headers=key())
+    assert counted(refusals) == {("", "401"): 1, ("acme", "403"): 1, ("default", "403"): 1}
 
 
 def test_websocket_without_a_route_for_tenants_is_closed(http: TestClient, keys: Keys) -> None:

@@ -86,3 +86,31 @@ def test_labels_are_few_and_nothing_is_lost() -> None:
     found.name(*names[1:])  # the first one is deleted
     assert found.value("spin_generation_tokens_total", "t000") is None
     assert found.value("spin_generation_tokens_total", "_other") == 11 * 38
+
+
+def test_what_a_client_leaves_is_counted_as_far_as_it_came() -> None:
+    found, left = Usage("acme"), []
+
+    def state(name: str, generated: int) -> Any:
+        stats = SimpleNamespace(num_generation_tokens=generated)
+        base = {"external_req_id": f"{name}.{DRAWN}", "prompt_len": 100, "num_cached_tokens": 64}
+        return SimpleNamespace(**base, is_prefilling=generated == 0, stats=stats)
+
+    def abort(request_ids: list[str], internal: bool) -> list[str]:
+        left.append((request_ids, internal))
+        return request_ids
+
+    processor = SimpleNamespace(
+        request_states={"0": state("acme", 7), "1": state("acme", 5), "2": state("default", 0)},
+        external_req_ids={f"acme.{DRAWN}": ["0", "1"]},
+        abort_requests=abort,
+    )
+    found.usage.watch(processor)
+    assert processor.abort_requests(iter(["2", "a parent's"]), True) == ["2", "a parent's"]
+    processor.abort_requests([f"acme.{DRAWN}", "unknown"], internal=False)
+    assert left == [(["2", "a parent's"], True), ([f"acme.{DRAWN}", "unknown"], False)]
+    assert found.value("spin_requests_total", "acme", finished_reason="abort") == 2
+    for name, wanted in (("prompt", 200), ("cached_prompt", 128), ("generation", 12)):
+        assert found.value(f"spin_{name}_tokens_total", "acme") == wanted
+    assert found.value("spin_requests_total", "default", finished_reason="abort") == 1
+    assert found.value("spin_prompt_tokens_total", "default") == 0

@@ -1,0 +1,100 @@
+"""The requests that tenants with limits have open."""
+
+import weakref
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+from spin_server.engine.tenancy.callers import Visit
+from spin_server.engine.tenancy.limits import Limits
+from spin_server.errors import InputError
+
+
+@dataclass(slots=True)
+class _Open:
+    visit: Visit
+    sequences: int
+    tokens: int
+    begun: bool = False  # whether the engine was seen to have it
+
+
+class OpenRequests:
+    """The requests of tenants that have limits.
+
+    A request is open from its admission until nobody holds vLLM's generator of it any more, or its
+    HTTP request is over, whichever is first: nothing is wrapped around the tokens on their way out.
+
+    Args:
+        processor: vLLM's output processor, which knows the requests that the engine has.
+    """
+
+    def __init__(self, processor: Any) -> None:
+        self._processor = processor
+        self._open: defaultdict[str, dict[str, _Open]] = defaultdict(dict)
+
+    def check(
+        self, tenant: str, limits: Limits, visit: Visit, *, sequences: int, tokens: int
+    ) -> None:
+        """Refuse a request that its tenant has no room for now.
+
+        Args:
+            visit: the HTTP request that it is a part of.
+            sequences: that it asks for.
+            tokens: of its prompt.
+
+        Raises:
+            vllm.exceptions.GracefulHTTPError: 429.
+            InputError: there will never be room for it beside the rest of its HTTP request.
+        """
+        entries = self._open[tenant]
+        for most, asked, what, state, count in (
+            (limits.concurrent_requests, sequences, "sequences", "open", _sequences),
+            (limits.queued_tokens, tokens, "prompt tokens", "queued", self._queued),
+        ):
+            if most is None:
+                continue
+            counted = [(entry.visit is visit, count(i, entry)) for i, entry in entries.items()]
+            own = asked + sum(number for is_own, number in counted if is_own)
+            if own > most:
+                text = f"at most {most:,} {what} of a tenant {state} at once"
+                raise InputError("request", text, f"{own:,}")
+            if (others := sum(number for is_own, number in counted if not is_own)) + own > most:
+                raise _too_many(f"{others:,} of {most:,} {what} of the tenant are {state}")
+
+    def add(
+        self,
+        tenant: str,
+        request_id: str,
+        generator: Any,
+        visit: Visit,
+        *,
+        sequences: int,
+        tokens: int,
+    ) -> None:
+        """Note a request that was let in."""
+        entries = self._open[tenant]
+        entries[request_id] = _Open(visit, sequences, tokens)
+        weakref.finalize(generator, entries.pop, request_id, None).atexit = False
+        # A generator within a cycle would wait for Python's collector.
+        visit.at_end(partial(entries.pop, request_id, None))
+
+    def _queued(self, request_id: str, entry: _Open) -> int:
+        """Count a request's prompt tokens as long as a sequence of it has no first token."""
+        states = self._processor.request_states
+        if parts := self._processor.external_req_ids.get(request_id):
+            entry.begun = True
+            return entry.tokens if any(states[part].is_prefilling for part in parts) else 0
+        return 0 if entry.begun else entry.tokens
+
+
+def _sequences(_: str, entry: _Open) -> int:
+    return entry.sequences
+
+
+def _too_many(text: str) -> Exception:
+    from vllm.exceptions import GracefulHTTPError
+
+    error: Exception = GracefulHTTPError(f"{text}; try again", HTTPStatus.TOO_MANY_REQUESTS)
+    return error
