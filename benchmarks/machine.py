@@ -43,6 +43,10 @@ def driven_engine(plugins: Sequence[str], settings: Any, **arguments: Any) -> An
     environment.prepare_engine()
     if "spin_cpu" in plugins:
         environment.prepare_cpu_engine()
+    else:
+        # vLLM 0.32.0 sets it once this process has imported the model's module, which reads it:
+        # graphs in pieces would hold the attention.
+        os.environ["VLLM_USE_BREAKABLE_CUDAGRAPH"] = "1"
     environment.allow_plugins(plugins, plugins)
     from vllm import EngineArgs, LLMEngine
 

@@ -32,7 +32,7 @@ SPIN's own arguments:
   --spin-record FOLDER        record traces; --spin-record-layers, -requests, -steps, -bytes
   --spin-capacity N           rows of the policy table (1024)
   --spin-places N             histories held at once (one for each request that may run)
-  --spin-min-context T        contexts of no more tokens are scored densely (CPU 0, GPU 65536)
+  --spin-min-context T        contexts of no more tokens are scored densely (CPU 0, GPU 131072)
   --spin-history TYPE         how histories are stored: float32, or bfloat16 in half the memory
   --spin-seed S               of random exploration (0)
   --spin-off                  the unmodified indexer

@@ -102,6 +102,13 @@ def refuse_on_gpu(settings: SpinSettings) -> None:
             "VLLM_USE_V2_MODEL_RUNNER=0 beside SPIN on a GPU is not supported: SPIN follows "
             "requests through the V2 runner; unset it, or serve with --spin-off"
         )
+    if vllm.envs.VLLM_WORKER_MULTIPROC_METHOD == "fork":
+        # vLLM 0.32.0 reads VLLM_USE_BREAKABLE_CUDAGRAPH where its model is imported, and sets it
+        # later: a graph in pieces of a process that was forked holds the attention of its capture.
+        raise UnsupportedError(
+            "VLLM_WORKER_MULTIPROC_METHOD=fork on a GPU is not supported: the engine's graphs "
+            "would be captured without breaks; unset it"
+        )
 
 
 def _refuse_beside_spin(config: Any) -> None:

@@ -167,21 +167,27 @@ def test_histories_that_fill_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("settings", "v2", "message"),
+    ("settings", "variables", "message"),
     [
-        (SpinSettings(record=RecordSettings(folder="x")), None, "--spin-record on a GPU"),
-        (SpinSettings(), "abc", "VLLM_USE_V2_MODEL_RUNNER: expected 0 or 1"),
-        (SpinSettings(), "0", "VLLM_USE_V2_MODEL_RUNNER=0 beside SPIN"),
+        (SpinSettings(record=RecordSettings(folder="x")), {}, "--spin-record on a GPU"),
+        (SpinSettings(), {"VLLM_USE_V2_MODEL_RUNNER": "abc"}, "V2_MODEL_RUNNER: expected 0 or 1"),
+        (SpinSettings(), {"VLLM_USE_V2_MODEL_RUNNER": "0"}, "V2_MODEL_RUNNER=0 beside SPIN"),
+        (SpinSettings(), {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}, "METHOD=fork on a GPU"),
     ],
 )
 def test_what_a_gpu_engine_cannot_do_is_refused(
-    monkeypatch: pytest.MonkeyPatch, settings: SpinSettings, v2: str | None, message: str
+    monkeypatch: pytest.MonkeyPatch,
+    settings: SpinSettings,
+    variables: dict[str, str],
+    message: str,
 ) -> None:
-    if v2 is not None:
-        monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", v2)
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises((UnsupportedError, InputError), match=message):
         server_arguments.refuse_on_gpu(settings)
 
 
-def test_default_settings_are_served_on_a_gpu() -> None:
+def test_default_settings_are_served_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     server_arguments.refuse_on_gpu(SpinSettings())

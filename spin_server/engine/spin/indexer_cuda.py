@@ -73,8 +73,8 @@ class _Step:
 class SpinSparseAttnIndexer(SpinIndexer):
     """The indexer of one layer, with SPIN in front."""
 
-    # Below, there is little to save; not measured yet: docs/gpu.md, "Short contexts".
-    default_min_context = 65_536
+    # Below, there is less to save than it takes (docs/gpu.md, "Short contexts").
+    default_min_context = 131_072
     # The layer to plan beside this one's top-K; in a tuple, or PyTorch makes it a part of this one.
     following: tuple[Self, ...] = ()
     _unlearnt: Tensor | None = None  # scores, until the layer's attention is launched

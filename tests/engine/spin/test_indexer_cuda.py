@@ -415,7 +415,7 @@ def test_hook_chooses_scores_selects_and_learns_as_on_a_cpu(
     assert torch.equal(engine.spin.histories.diagonal, engine.host.state.diagonal)
 
 
-@pytest.mark.parametrize(("asked", "slots"), [(None, 65_536 // 4), (0, 512), (100_000, 25_000)])
+@pytest.mark.parametrize(("asked", "slots"), [(None, 131_072 // 4), (0, 512), (100_000, 25_000)])
 def test_short_contexts_are_dense_on_a_gpu_unless_asked_otherwise(
     asked: int | None, slots: int
 ) -> None:
