@@ -17,20 +17,20 @@ from typing import Any
 
 import numpy as np
 from machine import commit, cpu_name
+from many_tenants import AUTHOR, KEYS, TENANTS, fill
 
 from spin_server.admin.access import authenticate
-from spin_server.admin.administration import Administration, Author
+from spin_server.admin.administration import Administration
 from spin_server.admin.applier import Applier
 from spin_server.admin.documents import DEFAULT
 from spin_server.admin.engine_link import CanaryRow, Figures, RankReport
-from spin_server.admin.operations import NewKey, create_key, create_tenant, patch_policy, together
+from spin_server.admin.operations import patch_policy, together
 from spin_server.admin.store.sqlite import SqliteStore
 from spin_server.engine.spin.policy_table import PolicyTable
 from spin_server.policy.policy import Policy
 
-TENANTS, KEYS, REPEATS = 1000, 10_000, 200
+REPEATS = 200
 PATCH = {"target_sparsity": "0.5"}
-AUTHOR = Author("benchmark", "benchmark")
 
 
 class TableLink:
@@ -77,26 +77,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = SqliteStore(Path(folder) / "admin.db")
         administration, now = Administration(store, Policy()), datetime.now(UTC)
-        names = [f"tenant-{index:04}" for index in range(TENANTS)]
-        keys = [NewKey.draw() for _ in range(KEYS)]
-        documents = [
-            key.document(
-                tenant=names[index % TENANTS], scopes=[], description="", now=now, expires_at=None
-            )
-            for index, key in enumerate(keys)
-        ]
-        administration.perform(
-            together(
-                [
-                    *(create_tenant(name, "", now=now) for name in names),
-                    # The others have the default policy.
-                    *(patch_policy(n, PATCH, "*", now=now) for n in names[: TENANTS // 2]),
-                ]
-            ),
-            AUTHOR,
-        )
-        for key, document in zip(keys, documents, strict=True):
-            administration.perform(create_key(key, document, now=now), AUTHOR)
+        keys = fill(administration)
+        names = administration.state.tenants
+        halves = [patch_policy(n, PATCH, "*", now=now) for n in names[: TENANTS // 2]]
+        administration.perform(together(halves), AUTHOR)  # the others have the default policy
         applier = Applier(administration, TableLink())
         fresh = [Applier(administration, TableLink()) for _ in range(20)]
 

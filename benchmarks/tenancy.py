@@ -10,17 +10,17 @@ import json
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from machine import commit, cpu_name
+from many_tenants import KEYS, TENANTS, fill
 
-from spin_server.admin.administration import Administration, Author
+from spin_server.admin.administration import Administration
 from spin_server.admin.documents import Limits
-from spin_server.admin.operations import NewKey, create_key, create_tenant, together
+from spin_server.admin.operations import NewKey
 from spin_server.admin.store.sqlite import SqliteStore
 from spin_server.cli.admin_guest import KeyRing
 from spin_server.engine.spin.admission import PolicyGate
@@ -31,7 +31,7 @@ from spin_server.engine.tenancy.callers import Visit, visiting
 from spin_server.engine.tenancy.refusals import Refusals
 from spin_server.policy.policy import Policy
 
-TENANTS, KEYS, REQUESTS, TOKENS = 1000, 10_000, 4000, 2000
+REQUESTS, TOKENS = 4000, 2000
 PROMPT = {"type": "token", "prompt_token_ids": list(range(5000))}
 LIMITS = Limits(concurrent_requests=32, queued_tokens=2_000_000, context_tokens=524_288)
 
@@ -126,32 +126,8 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = SqliteStore(Path(folder) / "admin.db")
-        administration, now = Administration(store, Policy()), datetime.now(UTC)
-        names = [f"tenant-{index:04}" for index in range(TENANTS)]
-        author = Author("benchmark", "benchmark")
-        made = [create_tenant(name, "", now=now, limits=LIMITS) for name in names]
-        administration.perform(together(made), author)
-        keys = [NewKey.draw() for _ in range(KEYS)]
-        for start in range(0, KEYS, 500):
-            administration.perform(
-                together(
-                    [
-                        create_key(
-                            key,
-                            key.document(
-                                tenant=names[(start + offset) % TENANTS],
-                                scopes=[],
-                                description="",
-                                now=now,
-                                expires_at=None,
-                            ),
-                            now=now,
-                        )
-                        for offset, key in enumerate(keys[start : start + 500])
-                    ]
-                ),
-                author,
-            )
+        administration = Administration(store, Policy())
+        keys = fill(administration, LIMITS)
         figures = asyncio.run(measure(administration, keys))
         store.close()
     print(f"{TENANTS:,} tenants, {KEYS:,} keys; added to each, median and 95%")
