@@ -217,7 +217,7 @@ def test_limits_of_a_tenant_hold_and_are_its_own(
         with error.value:
             assert (error.value.code, error.value.headers["retry-after"]) == (429, "1")
             assert (
-                "of 2 requests of the tenant are open" in json.load(error.value)["error"]["message"]
+                "of 2 sequences of the tenant are open" in json.load(error.value)["error"]["message"]
             )
     assert server.complete("x", harsh, max_tokens=1)["usage"]["completion_tokens"] == 1
     assert (
