@@ -8,6 +8,7 @@ other. The dense indexer call, vLLM's scoring and top-K on random keys, is timed
 """
 
 import argparse
+import datetime
 import json
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -208,9 +209,11 @@ def main() -> None:
     except PackageNotFoundError:
         vllm = None
     base = {
+        "date": datetime.date.today().isoformat(),
         "gpu": torch.cuda.get_device_name(),
         "vllm": vllm,
         "torch": torch.__version__,
+        "triton": version("triton"),
         "commit": args.commit,
         "batch": batch,
         "context": args.tokens,

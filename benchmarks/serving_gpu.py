@@ -362,6 +362,7 @@ def report(args: argparse.Namespace, timed: Timed, clock: str) -> None:
         "gpu": torch.cuda.get_device_name(),
         "vllm": version("vllm"),
         "torch": torch.__version__,
+        "triton": version("triton"),
         "commit": args.commit,
         "layers": args.layers,
         "batch": args.batch,

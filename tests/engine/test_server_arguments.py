@@ -34,6 +34,7 @@ def check(model: str, *arguments: str, enabled: bool = True) -> int:
             "speculative decoding beside SPIN",
         ),
         (["--kv-offloading-size", "4"], "KV transfer or offloading beside SPIN"),
+        (["--pipeline-parallel-size", "2"], "pipeline parallelism beside SPIN"),
     ],
 )
 def test_what_spin_does_not_handle_is_refused_beside_it_only(
@@ -60,6 +61,41 @@ def test_argument_that_makes_no_sense_to_vllm_is_one_line(
     with pytest.raises(InputError, match=message) as caught:
         check(model, *arguments)
     assert "\n" not in str(caught.value)
+
+
+def test_what_a_cpu_engine_cannot_be_asked_for_is_refused_beside_spin() -> None:
+    asked = {
+        "microbatching": ("parallel_config", "use_ubatching"),
+        "sleep mode": ("model_config", "enable_sleep_mode"),
+    }
+    for what, (part, name) in asked.items():
+        config = SimpleNamespace(
+            parallel_config=SimpleNamespace(pipeline_parallel_size=1, use_ubatching=False),
+            model_config=SimpleNamespace(enable_sleep_mode=False),
+            speculative_config=None,
+            kv_transfer_config=None,
+        )
+        server_arguments._refuse_beside_spin(config)
+        setattr(getattr(config, part), name, True)
+        with pytest.raises(UnsupportedError, match=f"{what} .* beside SPIN is not supported"):
+            server_arguments._refuse_beside_spin(config)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["--decode-context-parallel-size", "2"], "decode context parallelism"),
+        (["--prefill-context-parallel-size", "2"], "prefill context parallelism"),
+        (["--data-parallel-size", "2"], "data parallelism"),
+        (["--api-server-count", "2"], "more than one API server"),
+        (["--headless"], "an engine without an API server"),
+    ],
+)
+def test_what_no_release_serves_yet_is_refused_spin_or_not(
+    model: str, arguments: list[str], what: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=f"{what} .*is not supported"):
+        server_arguments.parse(model, arguments, on_cpu=True)
 
 
 def test_more_requests_take_more_histories(model: str) -> None:

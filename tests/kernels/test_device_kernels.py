@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from in_bounds import apart, watch
 from torch import Tensor
 
 from spin_kernels import compact_table, history_update, plan_blocks, slot_remap, window_max
@@ -27,6 +28,7 @@ from spin_server.policy.ratio import Ratio
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BLOCK, TOP_K, DENSE, RATIO, SEED = 16, 40, 70, 4, 3
 LAYERS = (2, 5, 11)
+NUMBERS = torch.tensor(LAYERS, device=DEVICE)
 STATES, MAX_SLOTS = 7, 400
 WIDTH = MAX_SLOTS // BLOCK
 ALL = {"first_layer": 0, "num_layers": len(LAYERS)}
@@ -110,7 +112,7 @@ def plan_with(
         histories,
         rows,
         COLUMNS,
-        torch.tensor(LAYERS, device=DEVICE),
+        NUMBERS,
         plan,
         num_rows=len(rows.slots),
         top_k=TOP_K,
@@ -129,6 +131,10 @@ def empty(dtype: torch.dtype = torch.float32) -> tuple[Histories, StepPlan]:
         block_size=BLOCK,
         device=DEVICE,
         dtype=dtype,
+    )
+    made = {f.name: getattr(histories, f.name) for f in fields(Histories)}
+    histories = Histories(
+        **{name: apart(t) if isinstance(t, Tensor) else t for name, t in made.items()}
     )
     plan = StepPlan.empty(
         len(LAYERS),
@@ -149,8 +155,17 @@ def test_kernels_equal_their_references_step_by_step(
     monkeypatch.setattr(history_update_triton, "BESIDE", few)
     requests = Requests(seed)
     expected, found = empty(dtype), empty(dtype)
+    known: list[Tensor] = []
+    watch(monkeypatch, lambda: known)
     for step in range(10):
         rows, resets = requests.step()
+        known[:] = [NUMBERS]
+        known += [
+            getattr(arguments, f.name)
+            for arguments in (*found, rows, COLUMNS)
+            for f in fields(arguments)
+            if isinstance(getattr(arguments, f.name), Tensor)
+        ]
         num_rows = len(rows.slots)
         for (histories, plan), window, planner in (
             (expected, window_max.window_max, plan_blocks.plan_blocks),
@@ -165,6 +180,7 @@ def test_kernels_equal_their_references_step_by_step(
         for index in range(len(LAYERS)):
             longest = max(1, int(expected[1].lengths[index].max()))
             scores = scores_of(100 * step + index, (num_rows, longest)).to(DEVICE)
+            known.append(scores)
             for (histories, plan), update in (
                 (expected, history_update.history_update),
                 (found, history_update_triton.history_update),

@@ -216,9 +216,8 @@ def test_limits_of_a_tenant_hold_and_are_its_own(
             server.post("/v1/completions", body, key=harsh)
         with error.value:
             assert (error.value.code, error.value.headers["retry-after"]) == (429, "1")
-            assert (
-                "of 2 sequences of the tenant are open" in json.load(error.value)["error"]["message"]
-            )
+            message = json.load(error.value)["error"]["message"]
+        assert "of 2 sequences of the tenant are open" in message
     assert server.complete("x", harsh, max_tokens=1)["usage"]["completion_tokens"] == 1
     assert (
         server.complete("x", plain, max_tokens=1, n=3, temperature=1)["usage"]["completion_tokens"]

@@ -203,7 +203,9 @@ def _update_kernel(
         everywhere = places + tl.zeros([1, BLOCKS, LANES], tl.int32)
         # Read a tile ahead, and the numbers of its blocks two: a program alone on its
         # multiprocessor has nobody else to hide what it waits for.
-        listed = start + everywhere < count
+        # A row without a history has no tile (start is stop), and its state is another row's.
+        most = tl.minimum(count, stop)
+        listed = start + everywhere < most
         block = tl.load(blocks + start + everywhere, mask=listed, other=0)
         column = (start + places) * BLOCK_SIZE + inner
         z, v, d = _read_tile(
@@ -220,10 +222,10 @@ def _update_kernel(
             BLOCK_SIZE,
         )
         ahead = start + BLOCKS + everywhere
-        following = tl.load(blocks + ahead, mask=ahead < tl.minimum(count, stop), other=0)
+        following = tl.load(blocks + ahead, mask=ahead < most, other=0)
         for place in range(start, stop, BLOCKS):
             ahead = place + BLOCKS + everywhere
-            next_listed = ahead < tl.minimum(count, stop)
+            next_listed = ahead < most
             column = (place + BLOCKS + places) * BLOCK_SIZE + inner
             next_z, next_v, next_d = _read_tile(
                 following,
@@ -239,7 +241,7 @@ def _update_kernel(
                 BLOCK_SIZE,
             )
             ahead += BLOCKS
-            after = tl.load(blocks + ahead, mask=ahead < tl.minimum(count, stop), other=0)
+            after = tl.load(blocks + ahead, mask=ahead < most, other=0)
             _fold_tile(
                 block,
                 listed,

@@ -7,6 +7,7 @@ by the layers, and captured with them. Knows nothing of vLLM.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -138,14 +139,17 @@ class DeviceLayers:
         self.begin(None)
         lengths = torch.zeros(len(self._rows.slots), dtype=torch.int32, device=device)
         pages = torch.zeros(self._tables.shape[1:], dtype=torch.int32, device=device)
-        scores = torch.zeros(len(lengths), 64, dtype=torch.float32, device=device)
+        # DeepGEMM's scores are of one type on Hopper, and of either on Blackwell.
+        on_blackwell = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 10
+        dtypes = (torch.float32, torch.bfloat16) if on_blackwell else (torch.float32,)
         indices = torch.full(
             (len(lengths), self.options.top_k), -1, dtype=torch.int32, device=device
         )
         self.plan(lengths, pages)
         for layer in self.numbers:
             self.remap(layer, indices)
-            for beside in (False, True):
+            for dtype, beside in product(dtypes, (False, True)):
+                scores = torch.zeros(len(lengths), 64, dtype=dtype, device=device)
                 self.learn(layer, scores, beside=beside)
 
     def begin(self, rows: StepRows | None) -> None:
