@@ -1,5 +1,6 @@
-"""What an `--admin-store` may name."""
+"""What an `--admin-store` and an `--admin-host` may name."""
 
+import ipaddress
 import re
 
 from spin_server.errors import InputError
@@ -26,3 +27,11 @@ def is_file(location: str) -> bool:
     """
     check_location(location)
     return KUBERNETES.fullmatch(location) is None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody on another machine can listen in, or connect."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

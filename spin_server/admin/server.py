@@ -18,6 +18,7 @@ from spin_server.admin.applier import Applier
 from spin_server.admin.engine_link import EngineLink
 from spin_server.admin.http.app import create_app
 from spin_server.admin.http.context import Services
+from spin_server.admin.location import is_loopback
 from spin_server.admin.opening import open_store
 from spin_server.errors import InputError, StartupError
 from spin_server.policy.policy import Policy
@@ -97,8 +98,22 @@ class AdminServer:
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._socket.getsockname()[1]}"
         self.administration = Administration(self._store, launch)
+        is_new = self.administration.state.revision == 0
         made_key = self.administration.bootstrap(place)
         self.first_key = place.shown if made_key else None  # where it is, if one was made
+        # What whoever starts it should know, line by line.
+        self.announcement = [f"admin API at {self.url}"]
+        if self.first_key is not None:
+            self.announcement[0] += f"; its first key is in {self.first_key}"
+        if is_new:
+            self.announcement.append(
+                f"{store} is a new store: it has no tenants, so the serving API needs no key"
+            )
+        if not is_loopback(host):
+            self.announcement.append(
+                f"the admin API speaks plain HTTP, and listens on {host}: whoever is on the way "
+                "can read its keys, unless a proxy with TLS is in front"
+            )
         self._applier = Applier(self.administration, link)
         services = Services(self.administration, self._applier, link)
         config = uvicorn.Config(

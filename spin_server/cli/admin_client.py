@@ -4,7 +4,6 @@ httpx is imported where it is used, for that takes longer than all the rest of a
 """
 
 import argparse
-import ipaddress
 import re
 import ssl
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from spin_server import __version__
+from spin_server.admin.location import is_loopback
 from spin_server.environment import read_admin_variables
 from spin_server.errors import InputError, SpinError
 
@@ -221,7 +221,7 @@ def _check_url(text: str, insecure: bool) -> bool:
         raise InputError(name, expected, "one with a user, a query or a fragment")
     if url.scheme not in ("http", "https") or not url.host:
         raise InputError(name, expected, repr(text))
-    if url.scheme == "http" and not insecure and not _is_loopback(url.host):
+    if url.scheme == "http" and not insecure and not is_loopback(url.host):
         raise InputError(
             name,
             "https unless the host is loopback, for a key sent over plain http can be read on the "
@@ -229,13 +229,6 @@ def _check_url(text: str, insecure: bool) -> bool:
             printable(text),
         )
     return url.scheme == "https"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _check_key(text: str, source: str) -> Key:

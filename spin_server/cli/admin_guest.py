@@ -113,8 +113,8 @@ class AdminGuest:
         try:
             await server.start()
             control.ask(KeyRing(server.administration))
-            made = f"; its first key is in {server.first_key}" if server.first_key else ""
-            print(f"\nspin-server: admin API at {server.url}{made}", flush=True)
+            told = [f"spin-server: {line}" for line in server.announcement]
+            print("", *told, sep="\n", flush=True)
             yield
         finally:
             await server.stop()
