@@ -95,37 +95,67 @@ class Administration:
     ) -> None:
         self.store, self.clock = store, clock
         self._launch: Fields = fields_of(launch)
-        self._lock = threading.RLock()
+        self._writing = threading.RLock()  # held while a commit waits for other processes
+        self._lock = threading.Lock()  # held for a look at the store, never over a commit
         self._state = State.of(store.snapshot(), self._launch)
-        self.trouble: str | None = None  # why the state may be old
+        self._unread: str | None = None  # why the state may be old
+        self._unwritten: str | None = None  # why nothing can be written, as of the last try
+        self._put_back: str | None = None  # once it was, nothing of it is believed
 
     @property
     def state(self) -> State:
         """The newest state that this process knows."""
         return self._state
 
+    @property
+    def in_force(self) -> State:
+        """The same without what was set until a time that has passed.
+
+        The commit that ends a time limit may be late; the engine never waits for it.
+        """
+        return self._state.at(self.clock())
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the state may be old, or why nothing can be written."""
+        return self._unread or self._unwritten
+
     def refresh(self) -> State:
         """Take over what others wrote; bad documents keep the last good state, and say so."""
         with self._lock:
             try:
+                if self._put_back is not None:
+                    raise StoreError(self._put_back)
                 if self.store.revision() != self._state.revision:
                     self._take(self.store.snapshot())
                 trouble = None
             except StoreError as error:
                 trouble = str(error)
-            if trouble is not None and trouble != self.trouble:
+            if trouble is not None and trouble != self._unread:
                 logger.error("admin store: %s; revision %d stays", trouble, self._state.revision)
-            self.trouble = trouble
+            self._unread = trouble
             return self._state
 
     def _take(self, snapshot: Snapshot) -> None:
         if snapshot.revision < self._state.revision:
             # Going on from there would give two histories the same revisions.
-            raise StoreError(
+            self._put_back = (
                 f"the store was put back: expected revision {self._state.revision} or later, got "
                 f"{snapshot.revision}; restart the servers to go on from there"
             )
+            raise StoreError(self._put_back)
         self._state = State.of(snapshot, self._launch)
+
+    def _refreshed(self) -> State:
+        """Take over what others wrote.
+
+        Raises:
+            UnavailableError: the state may be old.
+        """
+        state = self.refresh()
+        if self._unread is not None:
+            raise UnavailableError(f"the store does not answer: {self._unread}")
+        return state
 
     def perform(self, operation: Operation, author: Author, *, dry_run: bool = False) -> Outcome:
         """Commit an operation, on top of whatever others wrote meanwhile.
@@ -133,29 +163,46 @@ class Administration:
         Raises:
             RefusedError: the operation cannot be done, or the store does not answer.
         """
-        with self._lock:
+        if dry_run:
+            return self._tried(operation)
+        with self._writing:
             for _ in range(_ATTEMPTS):
-                state = self.refresh()
-                if self.trouble is not None:
-                    raise UnavailableError(f"the store does not answer: {self.trouble}")
-                changes = tuple(operation(state))
-                after = state.after(changes) if changes else state
-                if dry_run or not changes:
-                    return Outcome(state, after, changes)
-                entry = self._entry(author)
-                try:
-                    self.store.commit(state.revision, changes, entry)
-                except StaleError:
-                    continue
-                except UnknownOutcomeError as error:
-                    _tell(after.revision, entry, changes, doubt=str(error))
-                    raise UnavailableError(str(error)) from error
-                except StoreError as error:
-                    raise UnavailableError(f"nothing was written: {error}") from error
-                self._state = after
-                _tell(after.revision, entry, changes)
-                return Outcome(state, after, changes)
+                outcome = self._tried(operation)
+                if not outcome.changes:
+                    return outcome
+                if self._commit(outcome, self._entry(author)):
+                    return outcome
         raise ConflictError("others wrote again and again meanwhile; nothing was written")
+
+    def _tried(self, operation: Operation) -> Outcome:
+        state = self._refreshed()
+        changes = tuple(operation(state))
+        return Outcome(state, state.after(changes) if changes else state, changes)
+
+    def _commit(self, outcome: Outcome, entry: Entry) -> bool:
+        """Write what was tried; say whether nobody else wrote first."""
+        revision = outcome.state.revision
+        try:
+            self.store.commit(outcome.before.revision, outcome.changes, entry)
+        except StaleError:
+            return False
+        except UnknownOutcomeError as error:
+            _tell(revision, entry, outcome.changes, doubt=str(error))
+            raise UnavailableError(str(error)) from error
+        except StoreError as error:
+            self._note_unwritten(str(error))
+            raise UnavailableError(f"nothing was written: {error}") from error
+        self._note_unwritten(None)
+        with self._lock:
+            if revision > self._state.revision:  # else somebody wrote even more, and it was taken
+                self._state = outcome.state
+        _tell(revision, entry, outcome.changes)
+        return True
+
+    def _note_unwritten(self, trouble: str | None) -> None:
+        if trouble is not None and trouble != self._unwritten:
+            logger.error("admin store: it cannot be written: %s", trouble)
+        self._unwritten = trouble
 
     def _entry(self, author: Author) -> Entry:
         return Entry(
@@ -167,10 +214,24 @@ class Administration:
         )
 
     def expire(self) -> None:
-        """Take back what was set for a while, once that while is over."""
+        """Take back what was set for a while, once that while is over.
+
+        Where nothing is to be taken back, and the last write failed, find out whether one could be
+        made now.
+
+        Raises:
+            RefusedError: it cannot be written.
+        """
         due, now = self._state.next_expiry, self.clock()
         if due is not None and due <= now:
             self.perform(expire_policies(now), Author(_ITSELF, "end of a time limit"))
+        elif self._unwritten is not None:
+            with self._writing:
+                try:
+                    self.store.probe()
+                    self._note_unwritten(None)
+                except StoreError as error:
+                    self._note_unwritten(str(error))
 
     def bodies_at(self, revision: int) -> tuple[int, dict[Ref, Body]]:
         """Work out policies and tenants as they were.
@@ -180,8 +241,9 @@ class Administration:
 
         Raises:
             NotFoundError: no such revision.
+            UnavailableError: nobody knows whether what is in memory is the newest.
         """
-        state = self.refresh()
+        state = self._refreshed()
         if not 0 <= revision <= state.revision:
             raise NotFoundError(f"revision {revision}: expected 0 to {state.revision}")
         # Without the lock: a long log takes seconds, and others may write meanwhile.

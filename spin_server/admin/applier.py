@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from datetime import datetime
 
 from spin_server.admin.administration import Administration
 from spin_server.admin.documents import DEFAULT
@@ -84,6 +85,7 @@ class Applier:
         self._ended: dict[int, str] = {}  # rows of canaries that are over, and whose they were
         self.reports: list[RankReport] = []  # of the last write
         self.applied: int | None = None  # revision that the whole engine holds
+        self._held: tuple[int, datetime | None] | None = None  # that, and its next time limit
         self.trouble: str | None = None  # why the engine is behind
         self.unserved: list[str] = []  # tenants that this server has no row for
         self.untried: list[str] = []  # policies whose canary it has no row for
@@ -92,26 +94,27 @@ class Applier:
     async def run(self) -> None:
         """Watch the store and apply what it holds, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._watch())
+            group.create_task(self._watch(self._administration.refresh))
+            group.create_task(self._watch(self._end_limits))
             group.create_task(self._apply())
 
-    async def _watch(self) -> None:
-        """Take over what others wrote, and end time limits; no engine can hold this up."""
+    async def _watch(self, look: Callable[[], object]) -> None:
+        """Look at the store again and again; no engine can hold this up.
+
+        What others wrote is looked at apart from what is to be written: a write may have to wait.
+        """
         while True:
             try:
-                await asyncio.to_thread(self._look)
+                await asyncio.to_thread(look)
             except Exception:  # the next look may succeed
                 logger.exception("admin: the store could not be looked at")
             if self._note_behind():
                 self._wake.set()
             await asyncio.sleep(self._period)
 
-    def _look(self) -> None:
-        self._administration.refresh()
-        try:
+    def _end_limits(self) -> None:
+        with contextlib.suppress(RefusedError):  # it is told as the store's trouble
             self._administration.expire()
-        except RefusedError as error:
-            logger.error("admin: a time limit has passed, but %s", error)
 
     async def _apply(self) -> None:
         """Bring the engine up to date; a failed write is tried again, more and more slowly."""
@@ -146,8 +149,10 @@ class Applier:
         Raises:
             Exception: the engine does not take it.
         """
-        state = self._administration.state
-        if state.revision == self.applied and self.trouble is None:
+        state = self._administration.in_force
+        # Of one revision, what is in force changes with the time limits that have passed.
+        held = state.revision, state.next_expiry
+        if held == self._held and self.trouble is None:
             self._behind_since = None
             return
         names, canaries = self._allot(state)
@@ -160,6 +165,7 @@ class Applier:
         self._named, self._tried = names, canaries
         async with self._moved:
             self._sent, self.reports, self.applied = rows, reports, state.revision
+            self._held = held
             self.trouble = self._behind_since = None
             self._moved.notify_all()
 

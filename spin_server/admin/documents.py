@@ -210,6 +210,12 @@ class PolicyDocument(BaseModel):
                 raise ValueError("expected values, got null, which stands for no field at all")
         return self
 
+    def at(self, now: datetime) -> "PolicyDocument":
+        """Get it without what was set until a time that has passed."""
+        if self.expires is None or moment(self.expires.at) > now:
+            return self
+        return PolicyDocument(fields=self.expires.restore, canary=self.canary)
+
 
 _Limit = Annotated[StrictInt, Field(ge=1, lt=2**53)] | None
 

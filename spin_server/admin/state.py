@@ -89,6 +89,16 @@ class State:
         read = {ref: check(ref, document.body) for ref, document in snapshot.documents.items()}
         return cls(snapshot.revision, snapshot.documents, read, launch)
 
+    def at(self, now: datetime) -> "State":
+        """Get the state as it is in force: without what was set until a time that has passed."""
+        if self.next_expiry is None or self.next_expiry > now:
+            return self
+        read = {
+            ref: found.at(now) if isinstance(found, PolicyDocument) else found
+            for ref, found in self.read.items()
+        }
+        return replace(self, read=read)
+
     def after(self, changes: Sequence[Change]) -> "State":
         """Get the state that a commit makes."""
         documents, read, revision = dict(self.documents), dict(self.read), self.revision + 1

@@ -1,13 +1,17 @@
 """The commands for keys, against the real application."""
 
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from admin_commands import Api, lines
 
+from spin_server.admin.server import check_admin
+from spin_server.admin.store.interface import StoreError
 from spin_server.admin.store.sqlite import SqliteStore
 from spin_server.cli.main import main
 
@@ -112,6 +116,22 @@ def test_nothing_is_recovered_where_no_server_was(
         out, err = capsys.readouterr()
         assert (out, err.count("\n"), expected in err) == ("", 1, True), err
     assert not (tmp_path / "none.db").exists()
+
+
+@pytest.mark.parametrize("body", [b"\xff", b"[" * 100_000])
+def test_store_that_cannot_be_read_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], body: bytes
+) -> None:
+    path = tmp_path / "store.db"
+    SqliteStore(path).close()
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("INSERT INTO commits VALUES (1, '', '', '', '', '')")
+        db.execute("INSERT INTO documents VALUES ('tenant', 'acme', 1, ?)", (body,))
+    assert main(["key", "recover", "--admin-store", str(path)]) == 3
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n"), "tenant acme: expected JSON" in err) == ("", 1, True), err
+    with pytest.raises(StoreError, match="tenant acme: expected JSON"):  # as serve does
+        check_admin(str(path), "127.0.0.1", 0)
 
 
 @pytest.mark.parametrize(

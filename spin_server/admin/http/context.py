@@ -1,8 +1,10 @@
 """What every route needs: the caller, the documents, and a way to make a change."""
 
+import asyncio
 import re
 import uuid
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Header, Query, Request, Security
@@ -32,6 +34,8 @@ class Services:
     administration: Administration
     applier: Applier
     link: EngineLink
+    # Writes wait here for each other, and not in threads: reads need those.
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 def _plain(value: object) -> object:
@@ -99,12 +103,11 @@ class Caller:
             self.principal.renewed(state, self.administration.clock())
             return operation(state)
 
-        return await run_in_threadpool(
-            self.administration.perform,
-            checked,
-            self.author(query.reason),
-            dry_run=query.dry_run is not None,
-        )
+        author, dry_run = self.author(query.reason), query.dry_run is not None
+        async with nullcontext() if dry_run else self.services.writing:
+            return await run_in_threadpool(
+                self.administration.perform, checked, author, dry_run=dry_run
+            )
 
     async def applied(self, outcome: Outcome, names: set[str]) -> dict[str, Any]:
         """Wait until the engine holds what was written, and say which rank holds what.

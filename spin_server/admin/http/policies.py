@@ -82,7 +82,7 @@ def _show_canary(stored: PolicyDocument) -> dict[str, Any] | None:
 async def read(name: PolicyName, caller: Caller_, _: Read_, response: Response) -> dict[str, Any]:
     """Every field with its value and where it comes from: `tenant`, `default` or `launch`."""
     caller.principal.require("read", owner(name))
-    state = caller.administration.state
+    state = caller.administration.in_force
     require_policy(state, name)
     response.headers["ETag"] = etag(state.revision_of(Ref("policy", name)))
     return show_policy(state, name)

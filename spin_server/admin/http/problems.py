@@ -10,7 +10,8 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from spin_server.admin.documents import without_keys
-from spin_server.admin.errors import RefusedError, UnauthorizedError
+from spin_server.admin.errors import RefusedError, UnauthorizedError, UnavailableError
+from spin_server.admin.store.interface import StoreError
 from spin_server.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,10 @@ def _without_keys(found: Any) -> Any:
 def _refused(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RefusedError)
     return problem(error.status, error.title, str(error))
+
+
+def _store(_: Request, error: Exception) -> JSONResponse:
+    return problem(UnavailableError.status, UnavailableError.title, str(error))
 
 
 def _input(_: Request, error: Exception) -> JSONResponse:
@@ -87,6 +92,7 @@ def _unexpected(request: Request, error: Exception) -> JSONResponse:
 def install(app: FastAPI) -> None:
     """Answer every error of an application with a problem."""
     app.add_exception_handler(RefusedError, _refused)
+    app.add_exception_handler(StoreError, _store)
     app.add_exception_handler(InputError, _input)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)

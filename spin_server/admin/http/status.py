@@ -24,7 +24,7 @@ def _trouble(services: Services, engine: str | None, own: str | None) -> dict[st
     store, applier = services.administration.trouble, services.applier
     tenants = applier.unserved_trouble()
     if own is not None:  # the texts may name other tenants
-        store = store and "documents cannot be read"
+        store = store and "the store cannot be read or written"
         tenants = "no row for this tenant" if own in applier.unserved else None
         tenants = "no row for this tenant's canary" if own in applier.untried else tenants
     return {"store": store, "engine": engine, "tenants": tenants}
@@ -51,7 +51,7 @@ async def status(caller: Caller_, _: Read_, response: Response) -> dict[str, Any
     own, services = caller.principal.tenant, caller.services
     caller.principal.require("read", own)
     administration, applier = services.administration, services.applier
-    state, engine_trouble = administration.state, applier.trouble
+    state, engine_trouble = administration.in_force, applier.trouble
     ranks: list[dict[str, int]] = []
     realized: dict[str, Any] | None = None
     try:

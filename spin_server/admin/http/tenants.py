@@ -77,7 +77,7 @@ def show_tenant(state: State, name: str) -> dict[str, Any]:
 async def list_tenants(caller: Caller_, query: Page_) -> dict[str, Any]:
     """All tenants by name; a key that is bound to one sees that one."""
     caller.principal.require("read", caller.principal.tenant)
-    state = caller.administration.state
+    state = caller.administration.in_force
     own = caller.principal.tenant
     names = state.tenants if own is None else [n for n in state.tenants if n == own]
     found, cursor = page(names, query.cursor, query.limit)
@@ -124,7 +124,7 @@ async def create(
 async def read(name: Name, caller: Caller_, _: Read_, response: Response) -> dict[str, Any]:
     """The tenant, with its policy as it is in force."""
     caller.principal.require("read", name)
-    state = caller.administration.state
+    state = caller.administration.in_force
     if state.tenant(name) is None:
         raise NotFoundError(f"tenant {name!r}")
     response.headers["ETag"] = etag(state.revision_of(Ref("tenant", name)))

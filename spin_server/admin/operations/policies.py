@@ -8,7 +8,6 @@ from spin_server.admin.documents import (
     Expiry,
     Fields,
     PolicyDocument,
-    moment,
     timestamp,
 )
 from spin_server.admin.errors import (
@@ -111,10 +110,7 @@ def expire_policies(now: datetime) -> Operation:
     def operate(state: State) -> list[Change]:
         changes = []
         for ref, found in state.read.items():
-            if not isinstance(found, PolicyDocument) or found.expires is None:
-                continue
-            if moment(found.expires.at) <= now:
-                restored = PolicyDocument(fields=found.expires.restore, canary=found.canary)
+            if isinstance(found, PolicyDocument) and (restored := found.at(now)) is not found:
                 changes += _edit_policy(state, ref.name, restored)
         return changes
 

@@ -120,6 +120,14 @@ class Store(Protocol):
         """
         ...
 
+    def probe(self) -> None:
+        """Find out whether it can be written, by a write that changes nothing.
+
+        Raises:
+            StoreError: it cannot.
+        """
+        ...
+
     def log(self, *, before: int | None, limit: int) -> list[Commit]:
         """Read commits, newest first, of revisions below `before`."""
         ...

@@ -1,10 +1,11 @@
 """The embedded store: one SQLite file, for the servers of one machine.
 
 A write-ahead log with full synchronisation: what was acknowledged survives a killed process and a
-lost power supply, and readers never wait for a writer.
+lost power supply, and readers never wait for a writer: they have a connection of their own.
 """
 
 import json
+import os
 import sqlite3
 import threading
 import time
@@ -64,6 +65,8 @@ CREATE TRIGGER changes_remain BEFORE DELETE ON changes BEGIN
 END;
 """
 _COMMIT_COLUMNS = "revision, at, actor, action, reason, request_id"
+# All three are one store: what goes into a log that was deleted is lost with the last connection.
+_FILES = ("", "-wal", "-shm")
 
 
 class SqliteStore:
@@ -78,20 +81,28 @@ class SqliteStore:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = threading.Lock()
+        self._reading, self._writing = threading.Lock(), threading.Lock()
         with self._explained():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)
             if path.is_file() and path.stat().st_mode & 0o077:
                 path.chmod(0o600)  # somebody else made it; its log gets the same mode
-            self._db = sqlite3.connect(
-                path, timeout=0, isolation_level=None, check_same_thread=False
-            )
+            # The file that is opened, even if another takes its place meanwhile.
+            (opened,) = self._identities(_FILES[:1])
+            self._writer = self._connect(0)
             try:
                 self._open_in_turn()
+                self._reader = self._connect(_BUSY_SECONDS)
+                _newest(self._reader)  # makes the log and its index, where they are missing
+                self._opened = [opened, *self._identities(_FILES[1:])]
             except BaseException:
-                self._db.close()
+                self._writer.close()
                 raise
+
+    def _connect(self, patience_seconds: float) -> sqlite3.Connection:
+        return sqlite3.connect(
+            self._path, timeout=patience_seconds, isolation_level=None, check_same_thread=False
+        )
 
     def _open_in_turn(self) -> None:
         # SQLite's own waiting does not cover two that make a store at once.
@@ -104,89 +115,100 @@ class SqliteStore:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end:
                     raise
                 time.sleep(0.005)
-        self._db.execute(f"PRAGMA busy_timeout = {round(_BUSY_SECONDS * 1000)}")
+        self._writer.execute(f"PRAGMA busy_timeout = {round(_BUSY_SECONDS * 1000)}")
 
     def _open(self) -> None:
-        self._db.execute("PRAGMA synchronous = FULL")
-        self._db.execute("PRAGMA foreign_keys = ON")
-        with self._transaction("IMMEDIATE"):
-            (found,) = self._db.execute("PRAGMA user_version").fetchone()
-            if found == 0 and not self._db.execute("SELECT 1 FROM sqlite_master").fetchone():
+        db = self._writer
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA foreign_keys = ON")
+        with _transaction(db, "IMMEDIATE"):
+            (found,) = db.execute("PRAGMA user_version").fetchone()
+            if found == 0 and not db.execute("SELECT 1 FROM sqlite_master").fetchone():
                 for statement in _statements(_SCHEMA):
-                    self._db.execute(statement)
-                self._db.execute(f"PRAGMA user_version = {_FORMAT}")
+                    db.execute(statement)
+                db.execute(f"PRAGMA user_version = {_FORMAT}")
             elif found != _FORMAT:
                 raise StoreError(
                     f"{self._path}: expected a store of format {_FORMAT}, got "
                     f"{f'format {found}' if found else 'a database of something else'}"
                 )
-        self._db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA journal_mode = WAL")
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, OSError, json.JSONDecodeError) as error:
+        except (sqlite3.Error, OSError) as error:
             raise StoreError(
                 f"{self._path}: expected a readable and writable store, got {error}"
             ) from error
 
-    @contextmanager
-    def _transaction(self, mode: str) -> Iterator[None]:
-        self._db.execute(f"BEGIN {mode}")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
+    def _identities(self, endings: Sequence[str]) -> list[tuple[int, int] | None]:
+        return [_identity(f"{self._path}{ending}") for ending in endings]
 
-    def _newest(self) -> int:
-        (revision,) = self._db.execute("SELECT COALESCE(MAX(revision), 0) FROM commits").fetchone()
-        return int(revision)
+    def _require_same_files(self) -> None:
+        """Refuse to go on where the path no longer leads to what was opened.
+
+        SQLite would go on with files that have no name any more: all of it is lost in the end.
+        """
+        found = self._identities(_FILES)
+        for ending, expected, got in zip(_FILES, self._opened, found, strict=True):
+            if got != expected:
+                raise StoreError(
+                    f"{self._path}{ending}: expected the file that the server opened, got "
+                    f"{'another file of that name' if got else 'none: it was removed'}; "
+                    "restart the servers"
+                )
+
+    @contextmanager
+    def _read(self) -> Iterator[sqlite3.Connection]:
+        with self._reading, self._explained(), _transaction(self._reader, "DEFERRED"):
+            yield self._reader
+
+    @contextmanager
+    def _write(self) -> Iterator[sqlite3.Connection]:
+        with self._writing, self._explained(), _transaction(self._writer, "IMMEDIATE"):
+            yield self._writer
+            self._require_same_files()  # as late as can be: what is committed is acknowledged
 
     def revision(self) -> int:
         """See `Store`."""
-        with self._lock, self._explained():
-            return self._newest()
+        with self._read() as db:
+            self._require_same_files()
+            return _newest(db)
 
     def snapshot(self) -> Snapshot:
         """See `Store`."""
-        with self._lock, self._explained(), self._transaction("DEFERRED"):
-            rows = self._db.execute("SELECT kind, name, revision, body FROM documents").fetchall()
-            return Snapshot(
-                self._newest(),
-                {Ref(kind, name): Document(at, json.loads(body)) for kind, name, at, body in rows},
-            )
+        with self._read() as db:
+            self._require_same_files()
+            rows = db.execute(
+                "SELECT kind, name, revision, CAST(body AS BLOB) FROM documents"
+            ).fetchall()
+            newest = _newest(db)
+        found = {}
+        for kind, name, at, text in rows:
+            ref = Ref(kind, name)
+            found[ref] = Document(at, self._body(text, ref))
+        return Snapshot(newest, found)
 
     def commit(self, base: int, changes: Sequence[Change], entry: Entry) -> int:
         """See `Store`."""
-        with self._lock, self._explained(), self._transaction("IMMEDIATE"):
-            if (newest := self._newest()) != base:
+        with self._write() as db:
+            if (newest := _newest(db)) != base:
                 raise StaleError(f"expected revision {base}, got {newest}: somebody else wrote")
             revision = base + 1
-            self._db.execute(
+            db.execute(
                 f"INSERT INTO commits ({_COMMIT_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)",
                 (revision, entry.at, entry.actor, entry.action, entry.reason, entry.request_id),
             )
             for change in changes:
-                self._write(revision, change)
+                _write_change(db, revision, change)
         return revision
 
-    def _write(self, revision: int, change: Change) -> None:
-        before, after = _text(change.before), _text(change.after)
-        self._db.execute(
-            "INSERT INTO changes (revision, kind, name, before, after) VALUES (?, ?, ?, ?, ?)",
-            (revision, *change.ref, before, after),
-        )
-        if after is None:
-            self._db.execute("DELETE FROM documents WHERE kind = ? AND name = ?", change.ref)
-        else:
-            self._db.execute(
-                "INSERT OR REPLACE INTO documents (kind, name, revision, body) VALUES (?, ?, ?, ?)",
-                (*change.ref, revision, after),
-            )
+    def probe(self) -> None:
+        """See `Store`."""
+        with self._write() as db:
+            db.execute(f"PRAGMA user_version = {_FORMAT}")  # as it is; written all the same
 
     def log(self, *, before: int | None, limit: int) -> list[Commit]:
         """See `Store`."""
@@ -198,38 +220,95 @@ class SqliteStore:
         return self._commits("revision > ? ORDER BY revision", revision)
 
     def _commits(self, which: str, *values: int) -> list[Commit]:
-        with self._lock, self._explained(), self._transaction("DEFERRED"):
-            rows = self._db.execute(
+        with self._read() as db:
+            rows = db.execute(
                 f"SELECT {_COMMIT_COLUMNS} FROM commits WHERE {which}", values
             ).fetchall()
-            found = self._changes([row[0] for row in rows])
+            revisions = [row[0] for row in rows]
+            # Between commits that were asked for there is no gap.
+            changes = db.execute(
+                "SELECT revision, kind, name, CAST(before AS BLOB), CAST(after AS BLOB) "
+                "FROM changes WHERE revision BETWEEN ? AND ? ORDER BY revision, kind, name",
+                (min(revisions, default=0), max(revisions, default=-1)),
+            ).fetchall()
+        found: dict[int, list[Change]] = {}
+        for revision, kind, name, before, after in changes:
+            ref = Ref(kind, name)
+            change = Change(
+                ref,
+                None if before is None else self._body(before, ref),
+                None if after is None else self._body(after, ref),
+            )
+            found.setdefault(revision, []).append(change)
         return [Commit(row[0], Entry(*row[1:]), tuple(found.get(row[0], ()))) for row in rows]
 
-    def _changes(self, revisions: list[int]) -> dict[int, list[Change]]:
-        """Read the changes of commits without a gap between them."""
-        rows = self._db.execute(
-            "SELECT revision, kind, name, before, after FROM changes "
-            "WHERE revision BETWEEN ? AND ? ORDER BY revision, kind, name",
-            (min(revisions, default=0), max(revisions, default=-1)),
-        )
-        found: dict[int, list[Change]] = {}
-        for revision, kind, name, before, after in rows:
-            change = Change(Ref(kind, name), _body(before), _body(after))
-            found.setdefault(revision, []).append(change)
-        return found
+    def _body(self, text: bytes, ref: Ref) -> Body:
+        """Read a document's text.
+
+        Raises:
+            StoreError: it is no JSON.
+        """
+        try:
+            found: Body = json.loads(text.decode())
+            return found
+        except UnicodeDecodeError:
+            got = "bytes that are not UTF-8"
+        except RecursionError:
+            got = "more levels than can be read"
+        except ValueError as error:
+            got = str(error)
+        raise StoreError(f"{self._path}: {ref.kind} {ref.name}: expected JSON, got {got}")
 
     def close(self) -> None:
         """See `Store`."""
-        with self._lock:
-            self._db.close()
+        with self._writing, self._reading:
+            self._writer.close()
+            self._reader.close()
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Tell a file from others that may have its name; None if there is none."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+@contextmanager
+def _transaction(db: sqlite3.Connection, mode: str) -> Iterator[None]:
+    db.execute(f"BEGIN {mode}")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
+def _newest(db: sqlite3.Connection) -> int:
+    (revision,) = db.execute("SELECT COALESCE(MAX(revision), 0) FROM commits").fetchone()
+    return int(revision)
+
+
+def _write_change(db: sqlite3.Connection, revision: int, change: Change) -> None:
+    before, after = _text(change.before), _text(change.after)
+    db.execute(
+        "INSERT INTO changes (revision, kind, name, before, after) VALUES (?, ?, ?, ?, ?)",
+        (revision, *change.ref, before, after),
+    )
+    if after is None:
+        db.execute("DELETE FROM documents WHERE kind = ? AND name = ?", change.ref)
+    else:
+        db.execute(
+            "INSERT OR REPLACE INTO documents (kind, name, revision, body) VALUES (?, ?, ?, ?)",
+            (*change.ref, revision, after),
+        )
 
 
 def _text(body: Body | None) -> str | None:
     return None if body is None else json.dumps(body, sort_keys=True, allow_nan=False)
-
-
-def _body(text: str | None) -> Body | None:
-    return None if text is None else json.loads(text)
 
 
 def _statements(script: str) -> Iterator[str]:

@@ -10,6 +10,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from spin_server.admin.store.interface import (
@@ -191,8 +192,9 @@ def _read_head(data: Mapping[str, bytes]) -> Head:
     for name, text in data.items():
         if name not in _HEAD:
             kind, _, rest = name.partition(".")
-            found = json.loads(text)
-            documents[Ref(kind, rest)] = Document(found["revision"], found["body"])  # type: ignore[arg-type]
+            documents[Ref(kind, rest)] = _read(  # type: ignore[arg-type]
+                f"{kind} {rest} in the ConfigMap", partial(_read_document, text)
+            )
     head = Head(
         int(data["revision"]),
         data["commit"].decode(),
@@ -318,6 +320,11 @@ def _digest(head: Head) -> bytes:
     return hashlib.sha256(_json([head.revision, documents])).hexdigest().encode()
 
 
+def _read_document(text: bytes) -> Document:
+    found = json.loads(text)
+    return Document(found["revision"], found["body"])
+
+
 def _check_format(found: str) -> None:
     if found != _FORMAT:
         raise StoreError(f"expected a store of format {_FORMAT}, got format {found}")
@@ -326,7 +333,14 @@ def _check_format(found: str) -> None:
 def _read(what: str, read: Callable[[], _T]) -> _T:
     try:
         return read()
-    except (LookupError, ValueError, TypeError, AttributeError, zlib.error) as error:
+    except (
+        LookupError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        zlib.error,
+    ) as error:
         raise StoreError(
             f"expected {what} as this release writes it, got {type(error).__name__}: {error}"
         ) from error

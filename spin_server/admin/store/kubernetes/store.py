@@ -323,6 +323,15 @@ class KubernetesStore:
         self._note(trouble)
         raise trouble from error
 
+    def probe(self) -> None:
+        """See `Store`."""
+        with self._writing:
+            try:
+                self._hold(self._fence(self._good()))
+            except ChangedError:
+                self._refresh()
+                raise
+
     def edit_secret(self, edit: Callable[[dict[str, bytes]], None]) -> None:
         """Change what the Secret holds beside the keys.
 
