@@ -168,7 +168,7 @@ class State:
     @cached_property
     def tenants_without_policy(self) -> set[str]:
         """Names of the tenants whose policy is the default one."""
-        return {name for name in self.tenants if Ref("policy", name) not in self.documents}
+        return {name for name in self.tenants if not self.stored_policy(name).fields}
 
     @cached_property
     def keys(self) -> list[str]:

@@ -20,6 +20,8 @@ from spin_server.admin.operations import (
     create_tenant,
     patch_policy,
     restore,
+    set_body,
+    without_ended,
 )
 from spin_server.admin.store.interface import Body, Change, Commit, Entry, Ref, Snapshot
 
@@ -90,7 +92,8 @@ def add_key(
 
 
 def revert(admin: Administration, revision: int) -> Outcome:
-    base, wanted = admin.bodies_at(revision)
+    base, then = admin.bodies_at(revision)
+    wanted, _ = without_ended(then, admin.clock())
     return do(admin, restore(wanted, base))
 
 
@@ -132,10 +135,10 @@ LAUNCH = {
 
 
 def documents(admin: Administration) -> dict[Ref, Body]:
-    """What is stored, seen to be what is in memory."""
+    """What is stored and sets something, seen to be what is in memory."""
     found = bodies(admin.store.snapshot())
     assert found == {ref: document.body for ref, document in admin.state.documents.items()}
-    return found
+    return {ref: body for ref, body in found.items() if set_body(body) is not None}
 
 
 def effective(admin: Administration, name: str, field: str) -> tuple[Any, str]:

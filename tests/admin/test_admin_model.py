@@ -145,6 +145,7 @@ def take(step: tuple[Any, ...], admin: Administration, clock: Clock, model: Mode
         else:
             revision = round(rest[0] * (len(model.history) - 1))
             model.documents = dict(model.history[revision])
+            model.end(clock())
             revert(admin, revision)
     except RefusedError:
         assert model.documents == model.history[-1]
@@ -162,12 +163,18 @@ def test_documents_equal_a_plain_model_at_every_revision(steps: list[tuple[Any, 
         admin = Administration(store, Policy(), clock=clock)
         key = add_key(admin, scopes=EVERY_SCOPE)
         model.history.append({})  # the key's revision; keys are no part of the model
+        read: dict[tuple[str, int], Any] = {}  # what somebody may have read, by its ETag
         for step in steps:
             take(step, admin, clock, model)
             found = documents(admin)
             del found[Ref("key", key.key_id)]
             assert found == model.documents
             assert admin.state.revision == store.revision() == len(model.history) - 1
+            for name in ("default", *admin.state.tenants):
+                said = admin.state.stored_policy(name).model_dump()
+                assert said == read.setdefault(
+                    (name, admin.state.revision_of(Ref("policy", name))), said
+                )
         for revision, wanted in enumerate(model.history):
             assert admin.bodies_at(revision) == (store.revision(), wanted)
         assert Administration(store, Policy(), clock=clock).state == admin.state

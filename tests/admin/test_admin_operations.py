@@ -34,6 +34,7 @@ from spin_server.admin.operations import (
     create_key,
     create_tenant,
     delete_tenant,
+    etag,
     patch_policy,
     patch_tenant,
     revoke_key,
@@ -344,15 +345,68 @@ def test_time_limits_end_one_by_one(admin: Administration, clock: Clock) -> None
     assert left == ["abc", "ac", "c", ""]
 
 
-def test_time_limit_that_a_revert_brings_back_still_ends(
+def test_revert_brings_nothing_back_whose_time_has_passed(
     admin: Administration, clock: Clock
 ) -> None:
+    patch(admin, "default", probe_period=8)
     patch(admin, "default", 60, target_sparsity=0.9)
-    patch(admin, "default", target_sparsity=0.4)
-    clock.advance(120)
-    revert(admin, 1)
-    admin.expire()
-    assert documents(admin) == {}
+    patch(admin, "default", target_sparsity=0.4, probe_period=None)
+    clock.advance(59)
+    assert revert(admin, 2).state.stored_policy("default").expires is not None
+    patch(admin, "default", target_sparsity=0.4, probe_period=None)
+    clock.advance(1)
+    revert(admin, 2)
+    assert documents(admin) == {DEFAULT_POLICY: {"fields": {"probe_period": 8}}}
+    revision = admin.state.revision
+    admin.expire()  # nothing is undone later
+    assert admin.store.revision() == revision
+
+
+# ETags
+
+
+def write_and_take_back(admin: Administration, clock: Clock, way: str) -> None:
+    if way == "null":
+        patch(admin, "a", target_sparsity=0.5)
+        patch(admin, "a", target_sparsity=None)
+    elif way == "time limit":
+        patch(admin, "a", 60, target_sparsity=0.5)
+        clock.advance(60)
+        admin.expire()
+    elif way == "canary":
+        patch(admin, "a", canary_percent=10, target_sparsity=0.5)
+        patch(admin, "a", canary_percent=0)
+    elif way == "revert":
+        patch(admin, "a", target_sparsity=0.5)
+        revert(admin, 1)
+    else:
+        patch(admin, "default", target_sparsity=0.5)
+        revert(admin, 1)
+
+
+@pytest.mark.parametrize("way", ["null", "time limit", "canary", "revert", "default"])
+def test_etag_does_not_come_back_when_nothing_is_set_any_more(
+    admin: Administration, clock: Clock, way: str
+) -> None:
+    add_tenant(admin, "a")
+    ref = DEFAULT_POLICY if way == "default" else Ref("policy", "a")
+    old = etag(admin.state.revision_of(ref))
+    write_and_take_back(admin, clock, way)
+    assert ref not in documents(admin)
+    assert admin.state.revision_of(ref) == admin.state.revision == 3
+    with pytest.raises(PreconditionError):
+        do(admin, patch_policy(ref.name, sent(probe_period=1), old, now=clock()))
+    assert admin.bodies_at(3)[1].keys() == {Ref("tenant", "a")}
+    # What changes nothing is no revision, as ever.
+    assert patch(admin, ref.name, target_sparsity=None).changes == ()
+
+
+def test_policy_that_is_set_and_taken_back_at_once_was_never_there(admin: Administration) -> None:
+    there_and_back = [
+        patch_policy("default", sent(target_sparsity=share), "*", now=admin.clock())
+        for share in (0.6, None)
+    ]
+    assert do(admin, together(there_and_back)).changes == ()
 
 
 # Tenants

@@ -9,10 +9,11 @@ from spin_server.admin.operations.base import (
     edit,
     etag,
     require_match,
+    set_body,
     together,
     visible,
 )
-from spin_server.admin.operations.history import bodies_at, difference, restore
+from spin_server.admin.operations.history import bodies_at, difference, restore, without_ended
 from spin_server.admin.operations.keys import (
     MOST_KEYS,
     SECRET_BYTES,
@@ -58,6 +59,8 @@ __all__ = [
     "restore",
     "revoke_key",
     "rotate_key",
+    "set_body",
     "together",
     "visible",
+    "without_ended",
 ]

@@ -1,12 +1,14 @@
 """What all operations on the documents share."""
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from spin_server.admin.documents import (
     KeyDocument,
     PolicyDocument,
     TenantDocument,
+    shown,
 )
 from spin_server.admin.errors import (
     PreconditionError,
@@ -14,8 +16,12 @@ from spin_server.admin.errors import (
 )
 from spin_server.admin.state import State
 from spin_server.admin.store.interface import Body, Change, Ref
+from spin_server.errors import InputError
 
 Operation = Callable[[State], list[Change]]
+# A policy whose last field was taken back keeps this, and so the revision that took it: without a
+# document it would have its tenant's ETag again, which somebody may have read long before.
+NOTHING_SET: Body = {"fields": {}}
 
 
 def etag(revision: int) -> str:
@@ -41,10 +47,17 @@ def require_match(state: State, ref: Ref, if_match: str | None) -> None:
         )
 
 
+def set_body(body: Body | None) -> Body | None:
+    """Get a document's body, or None for a policy of which nothing is set (any more)."""
+    return None if body == NOTHING_SET else body
+
+
 def edit(state: State, ref: Ref, after: Body | None) -> list[Change]:
     """Make the change of one document; none, if nothing changes."""
     before = state.body(ref)
-    return [] if before == after else [Change(ref, before, after)]
+    if before == after or (before is None and set_body(after) is None):
+        return []
+    return [Change(ref, before, after)]
 
 
 def dump(document: PolicyDocument | TenantDocument | KeyDocument) -> Body:
@@ -70,13 +83,27 @@ def together(operations: Iterable[Operation]) -> Operation:
             for change in changes:
                 first = merged.get(change.ref, change)
                 merged[change.ref] = Change(change.ref, first.before, change.after)
-        return [change for change in merged.values() if change.before != change.after]
+        return [
+            change
+            for change in merged.values()
+            if change.before != change.after
+            and not (change.before is None is set_body(change.after))
+        ]
 
     return operate
 
 
 def visible(body: Any) -> Any:
-    """Show a document's body without what only the server needs."""
-    if isinstance(body, dict):
-        return {key: value for key, value in body.items() if key != "sha256"}
-    return body
+    """Show a document's body as the API speaks of it: shares as numbers, and no hashes of keys.
+
+    It may be an old one, so nothing is taken for granted.
+    """
+    if not isinstance(body, dict):
+        return body
+    found = {}
+    for name, value in body.items():
+        if name != "sha256":
+            with suppress(InputError):
+                value = shown(name, value) if isinstance(value, str) else visible(value)
+            found[name] = value
+    return found

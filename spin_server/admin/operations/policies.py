@@ -55,13 +55,13 @@ def patch_policy(
         require_match(state, ref, if_match)
         stored = state.stored_policy(name)
         if canary_percent is not None and canary_percent < 100:
-            return _edit_policy(state, name, _with_canary(stored, changes, canary_percent))
+            return edit(state, ref, dump(_with_canary(stored, changes, canary_percent)))
         made = changes
         if canary_percent is not None:
             if stored.canary is None:
                 raise ConflictError(f"policy {name!r}: no canary to give to all requests")
             made = _merged(stored.canary.fields, changes)
-        return _edit_policy(state, name, _with_fields(stored, made, canary_percent is not None))
+        return edit(state, ref, dump(_with_fields(stored, made, canary_percent is not None)))
 
     def _with_fields(stored: PolicyDocument, changes: Fields, promoted: bool) -> PolicyDocument:
         fields = _merged(stored.fields, changes)
@@ -93,12 +93,6 @@ def _with_canary(stored: PolicyDocument, changes: Fields, percent: int) -> Polic
     return stored.model_copy(update={"canary": Canary(percent=percent, fields=fields)})
 
 
-def _edit_policy(state: State, name: str, policy: PolicyDocument) -> list[Change]:
-    """Make the change of a policy; nothing is stored of one that sets nothing."""
-    empty = not policy.fields and policy.expires is None and policy.canary is None
-    return edit(state, Ref("policy", name), None if empty else dump(policy))
-
-
 def _merged(fields: Fields, changes: Fields) -> Fields:
     """Apply a merge patch."""
     return {name: value for name, value in {**fields, **changes}.items() if value is not None}
@@ -111,7 +105,7 @@ def expire_policies(now: datetime) -> Operation:
         changes = []
         for ref, found in state.read.items():
             if isinstance(found, PolicyDocument) and (restored := found.at(now)) is not found:
-                changes += _edit_policy(state, ref.name, restored)
+                changes += edit(state, ref, dump(restored))
         return changes
 
     return operate
