@@ -9,7 +9,10 @@ from admin_support import Clock, add_tenant, documents, effective, patch, revert
 
 from spin_server.admin.administration import Administration
 from spin_server.admin.errors import ConflictError, InvalidError
-from spin_server.admin.store.interface import Ref
+from spin_server.admin.operations import begin_anew
+from spin_server.admin.state import State
+from spin_server.admin.store.interface import Body, Change, Ref
+from spin_server.engine.tenancy.salts import PrefixSalts
 from spin_server.policy.policy import Policy
 from spin_server.policy.ratio import Ratio
 
@@ -140,6 +143,38 @@ def test_canary_that_makes_no_sense_is_refused(
     with pytest.raises(InvalidError, match=message):
         patch(admin, "a", **given)
     assert POLICY not in documents(admin)
+
+
+SHARES = ("0", "0.5")
+KINDS = [(policy, canary) for policy in SHARES for canary in (None, *SHARES)]
+
+
+@pytest.mark.parametrize("before", KINDS)
+@pytest.mark.parametrize("after", KINDS)
+def test_prefixes_begin_anew_where_the_engine_salts_them_anew(
+    admin: Administration, before: tuple[str, str | None], after: tuple[str, str | None]
+) -> None:
+    salts, main, tried = PrefixSalts({0: Policy()}), 1, 2
+    salts.name_rows({main: "a", tried: "a"})
+
+    def found(kind: tuple[str, str | None]) -> set[str]:
+        policy, canary = kind
+        # What is left of a canary's requests goes on with the policy.
+        rows = {main: Policy(ratio(policy)), tried: Policy(ratio(canary or policy))}
+        salts.before_write(rows)
+        salts.after_write(rows)
+        return {salts.salt("a", row) for row in ([main, tried] if canary else [main])}
+
+    def state(kind: tuple[str, str | None]) -> State:
+        policy, canary = kind
+        body: Body = {"fields": {"target_sparsity": policy}}
+        if canary is not None:
+            body["canary"] = {"percent": 10, "fields": {"target_sparsity": canary}}
+        return admin.state.after([Change(POLICY, None, body)])
+
+    known = found(before)
+    anew = found(after) - known
+    assert begin_anew(state(before), state(after), {"a"}) == (["a"] if anew else [])
 
 
 # Over HTTP, and in the engine

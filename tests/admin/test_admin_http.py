@@ -391,10 +391,13 @@ def test_change_says_whose_cached_prefixes_begin_anew(ask: Client) -> None:
     assert change("exact", None) == nothing  # as the default policy says: 0
     assert change("default", 0.5) == {"begin_anew": ["default", "exact", "follows"], "count": 3}
     assert change("own", 0) == {"begin_anew": ["own"], "count": 1}
-    assert change("own", 0.9, "?canary_percent=10") == nothing
+    own = {"begin_anew": ["own"], "count": 1}
+    assert change("own", 0.9, "?canary_percent=10&dryRun=All") == own  # for the canary's requests
+    assert change("own", 0.9, "?canary_percent=10") == own
+    assert change("own", 0.8, "?canary_percent=100&dryRun=All") == nothing  # found by then
     newest = ask("GET", "/v1/status").json()["desired_revision"]
     reverted = ask("POST", f"/v1/revisions/{newest - 2}/revert", match="*").json()
-    assert reverted["prefix_cache"] == {"begin_anew": ["own"], "count": 1}
+    assert reverted["prefix_cache"] == nothing  # the canary's are found by all
 
 
 def test_limits_of_a_tenant_are_set_lifted_and_nobodys_own(ask: Client) -> None:

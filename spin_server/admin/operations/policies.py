@@ -112,17 +112,30 @@ def expire_policies(now: datetime) -> Operation:
 
 
 def begin_anew(before: State, after: State, changed: set[str]) -> list[str]:
-    """Find whose policy begins or ceases to skip blocks, and so whose cached prefixes are lost.
+    """Find whose requests find none of some cached prefixes any more.
+
+    A prefix is found by requests of the same class: `exact`, where no block is skipped, or
+    `sparse`. A class that a policy's requests were not in begins anew. So does `exact` when a row of theirs
+    ceases to be: what is running goes on with it, under prefixes that no exact one may find.
 
     Args:
         changed: policies whose documents are not the same; the default one's moves tenants', too.
     """
 
+    def exact(state: State, name: str, *, canary: bool) -> bool:
+        return state.effective(name, canary=canary).policy.keeps_all
+
     def moved(name: str) -> bool:
-        return before.effective(name).policy.keeps_all != after.effective(name).policy.keeps_all
+        # A canary that is none has its policy's class, as what is left of its requests does.
+        was, becomes = (
+            [exact(state, name, canary=canary) for canary in (False, True)]
+            for state in (before, after)
+        )
+        ceased = any(w and not b for w, b in zip(was, becomes, strict=True))
+        return bool(set(becomes) - set(was)) or (ceased and True in becomes)
 
     names = set(changed)
-    if DEFAULT in names and moved(DEFAULT):
+    if exact(before, DEFAULT, canary=False) != exact(after, DEFAULT, canary=False):
         names |= set(before.tenants) & set(after.tenants)
     both = {DEFAULT, *before.tenants} & {DEFAULT, *after.tenants}
     return sorted(name for name in names & both if moved(name))
