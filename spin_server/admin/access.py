@@ -11,6 +11,12 @@ from spin_server.admin.state import State
 
 _MOST_CHARACTERS = 200
 _NO_KEY = "no such key, or one that has expired"
+_MAY: dict[Scope, str] = {
+    "read": "read",
+    "write": "write",
+    "keys": "manage keys",
+    "audit": "read the audit log",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +43,22 @@ class Principal:
             ForbiddenError: the reason.
         """
         if scope not in self.scopes:
-            raise ForbiddenError(f"this key may not {scope}: expected the scope {scope!r}")
+            raise ForbiddenError(f"this key may not {_MAY[scope]}: expected the scope {scope!r}")
         if self.tenant is not None and tenant != self.tenant:
             raise ForbiddenError(f"this key is bound to the tenant {self.tenant!r}")
 
-    def require_grantable(self, scopes: set[Scope], tenant: str | None) -> None:
-        """Refuse to hand out more than the caller has."""
+    def require_grantable(
+        self, scopes: set[Scope], tenant: str | None, doing: str = "grant"
+    ) -> None:
+        """Refuse to hand out more than the caller has, or to manage a key that may do more.
+
+        Args:
+            doing: what he wants to do with the scopes, or with a key that has them.
+        """
         self.require("keys", tenant)
-        if beyond := sorted(scopes - self.scopes):
-            raise ForbiddenError(
-                f"this key cannot grant {', '.join(beyond)}, which it does not have"
-            )
+        if beyond := ", ".join(sorted(scopes - self.scopes)):
+            what = beyond if doing == "grant" else f"a key that has {beyond}"
+            raise ForbiddenError(f"this key cannot {doing} {what}: it does not have that itself")
 
     def renewed(self, state: State, now: datetime) -> None:
         """Refuse a key that has ended, or can do less, since the caller was found.

@@ -23,16 +23,31 @@ from spin_server.policy.policy import BudgetMode, ExplorationPolicy, Policy
 from spin_server.policy.ratio import Ratio
 
 DEFAULT = "default"  # the policy of whoever has no other
+NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+_MOST_SHOWN = 65  # of what came: a name, in quotes
+
+
+def came(value: object) -> str:
+    """Say what came instead of what was expected.
+
+    A text is whole or not shown at all: a key that was cut could not be blacked out any more.
+    """
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str | int | float):
+        text = repr(value)
+        return text if len(text) <= _MOST_SHOWN else f"one of {len(text):,} characters"
+    return "an object" if isinstance(value, Mapping) else "a list"
 
 
 def _check_share(value: object) -> object:
     """Refuse what is no share; true and false are no numbers."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(f"expected a number from 0 to 1, got {type(value).__name__}")
+        raise ValueError(f"expected a number from 0 to 1, got {came(value)}")
     try:
         Ratio.parse("share", value)
     except InputError as error:
-        raise ValueError(f"expected {error.expected}") from None
+        raise ValueError(f"expected {error.expected}, got {came(value)}") from None
     return value
 
 
@@ -52,7 +67,7 @@ Share = Annotated[
 Name = Annotated[
     str,
     Field(
-        pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+        pattern=NAME_PATTERN,
         description="a DNS label: it becomes a metric's label and a Kubernetes key",
         examples=["search-team"],
     ),
@@ -236,6 +251,15 @@ class Limits(BaseModel):
     context_tokens: _Limit = Field(
         default=None, description="prompt and answer of one request", examples=[524_288]
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, given: Any) -> Any:
+        if isinstance(given, Mapping):
+            for name in given:
+                if name not in cls.model_fields:
+                    raise ValueError(f"expected one of {', '.join(cls.model_fields)}, got {name!r}")
+        return given
 
     def patched(self, patch: "Limits") -> "Limits":
         """Take over what a merge patch names."""

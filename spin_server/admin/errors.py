@@ -2,6 +2,7 @@
 
 SpinError
 └── RefusedError          anything that a caller asked for and did not get
+    ├── MalformedError       400  a request with two meanings
     ├── UnauthorizedError    401  no key, or one that is not valid (any more)
     ├── ForbiddenError       403  a valid key that may not do this
     ├── NotFoundError        404  no such tenant, key or revision
@@ -22,6 +23,12 @@ class RefusedError(SpinError):
 
     status: ClassVar[int] = 500
     title: ClassVar[str] = "Refused"
+
+
+class MalformedError(RefusedError):
+    """A request with two meanings, or none."""
+
+    status, title = 400, "Not well-formed"
 
 
 class UnauthorizedError(RefusedError):

@@ -25,6 +25,8 @@ LISTENER = socket.create_server(("127.0.0.1", 0))
 DESCRIPTION = ADMIN.app.openapi()
 SCHEMA = schemathesis.openapi.from_dict(DESCRIPTION)
 SCHEMA.config.update(base_url=f"http://127.0.0.1:{LISTENER.getsockname()[1]}")
+# RFC 6585 has a status of its own for a write without If-Match.
+SCHEMA.config.checks.missing_required_header.expected_statuses = ["403", "422", "428"]
 # JSON Schema cannot say that a time is to come, or that a number has at most nine decimals.
 UNSAYABLE = [positive_data_acceptance]
 
@@ -74,9 +76,40 @@ def test_description_says_what_every_answer_holds() -> None:
             assert schema["additionalProperties"] is False, name
 
 
+def test_description_says_what_a_client_has_to_send() -> None:
+    assert DESCRIPTION["components"]["securitySchemes"]["key"] == {
+        "type": "http",
+        "scheme": "bearer",
+    }
+    conditional = set()
+    for path, operations in DESCRIPTION["paths"].items():
+        for method, operation in operations.items():
+            assert operation["security"] == [{"key": []}]
+            for parameter in operation.get("parameters", ()):
+                if parameter["name"] == "If-Match":
+                    assert (parameter["required"], parameter["in"]) == (True, "header")
+                    conditional.add((method, path))
+            if method == "patch":
+                content = operation["requestBody"]["content"]
+                patch = content["application/merge-patch+json"]
+                assert patch == content["application/json"]
+            for answer in operation["responses"].values():
+                assert "X-Request-Id" in answer["headers"]
+    assert conditional == {
+        ("patch", "/v1/policies/{name}"),
+        ("patch", "/v1/tenants/{name}"),
+        ("delete", "/v1/tenants/{name}"),
+        ("delete", "/v1/keys/{key_id}"),
+        ("post", "/v1/keys/{key_id}/rotate"),
+        ("post", "/v1/revisions/{revision}/revert"),
+    }
+
+
 def test_answer_that_is_not_as_described_is_refused() -> None:
     request = SimpleNamespace(url=SimpleNamespace(path="/v1/keys/key-1"), method="DELETE")
     for body, right in (({"revoked": "key-1"}, True), ({"revoked": "key-1", "by": "me"}, False)):
-        answer = SimpleNamespace(request=request, status_code=200, json=lambda body=body: body)
+        answer = SimpleNamespace(
+            request=request, status_code=200, headers={}, json=lambda body=body: body
+        )
         with nullcontext() if right else pytest.raises(jsonschema.ValidationError):
             require_described(ADMIN.app, answer)

@@ -107,11 +107,11 @@ def test_misspelt_or_repeated_parameter_is_refused(ask: Client) -> None:
         ({"canary": {"percent": 10}}, "canary: expected ?canary_percent= beside the fields"),
         ({"sparsity": 0.5}, "'sparsity': expected one of target_sparsity, exploration_share"),
         ({"target_sparsity": True}, "target_sparsity"),
-        ({"target_sparsity": 1.5}, "body/target_sparsity: expected a number from 0 to 1"),
-        ({"target_sparsity": "x"}, "body/target_sparsity: expected a number from 0 to 1"),
+        ({"target_sparsity": 1.5}, "target_sparsity: expected a number from 0 to 1, got "),
+        ({"target_sparsity": "x"}, "target_sparsity: expected a number from 0 to 1, got "),
         ({"target_sparsity": 0.12345678901}, "at most 9 decimals"),
-        ({"probe_period": -1}, "greater than or equal to 0"),
-        ([], "dictionary"),
+        ({"probe_period": -1}, "probe_period: expected at least 0, got -1"),
+        ([], "body: expected an object, got a list"),
     ],
 )
 def test_value_that_cannot_be_accepted_is_named(ask: Client, patch: Any, text: str) -> None:

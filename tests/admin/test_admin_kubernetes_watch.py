@@ -139,7 +139,7 @@ def test_server_that_is_away_keeps_the_last_good_state_and_is_told(
     assert admin.trouble is not None
     assert "Kubernetes: read ConfigMap llm/spin" in admin.trouble or "not known" in admin.trouble
     api.interfere = lambda *_: None
-    until(lambda: admin.refresh() is good and admin.trouble is None)
+    until(lambda: admin.refresh() is good and admin.expire() is None and admin.trouble is None)
     assert patch(admin, "a", target_sparsity=0.5).state.revision == 2
 
 

@@ -12,6 +12,13 @@ from spin_server.admin.documents import Limits, Name, Scope, Timestamp
 
 Item = TypeVar("Item")
 
+_ETAG = {
+    "ETag": {
+        "description": "the document's revision; `If-Match` names it",
+        "schema": {"type": "string", "examples": ['"7"']},
+    }
+}
+
 
 class _Answer(BaseModel):
     model_config = ConfigDict(extra="forbid")
@@ -47,7 +54,8 @@ class PrefixCache(_Answer):
     """Whose cached prefixes are found no more by requests that begin now."""
 
     begin_anew: list[str] = Field(
-        description="policies that begin or cease to skip blocks, the first hundred",
+        description="policies whose requests are in a class, skipping blocks or none, that they "
+        "were not in before; the first hundred",
         examples=[["search-team"]],
     )
     count: int = Field(description="how many in all", examples=[1])
@@ -60,6 +68,7 @@ class DryRun(_Answer):
     changes: list[Changed]
     clamps: list[dict[str, Any]] = Field(description="values that a guard rail would hold back")
     prefix_cache: PrefixCache
+    warnings: list[str] = Field(description="what may not have been meant, in words")
 
 
 class PolicyField(_Answer):
@@ -131,6 +140,7 @@ class TenantDeleted(_Answer):
     """A tenant that is gone."""
 
     deleted: Name
+    warnings: list[str] = Field(description="what may not have been meant, in words")
     applied: Applied
 
 
@@ -146,6 +156,7 @@ class Key(_Answer):
     created_at: Timestamp
     expires_at: Timestamp | None
     replaced_by: str | None = Field(description="id of the key that took its place")
+    ended: bool = Field(description="whether it is refused by now")
 
 
 class KeyMade(Key):
@@ -203,6 +214,7 @@ class Committed(_Answer):
     revision: int = Field(examples=[7])
     changes: list[Changed]
     prefix_cache: PrefixCache
+    warnings: list[str] = Field(description="what may not have been meant, in words")
     applied: Applied
 
 
@@ -219,6 +231,20 @@ class RealizedByTenant(Realized):
     """What SPIN did so far, in all and for each tenant."""
 
     by_tenant: dict[str, Realized]
+
+
+class TimeLimit(_Answer):
+    """A policy that goes back by itself."""
+
+    name: Name
+    ends_at: Timestamp = Field(examples=["2026-12-31T23:59:59Z"])
+
+
+class CanaryShare(_Answer):
+    """A policy that some of its requests try a change of."""
+
+    name: Name
+    percent: int = Field(ge=1, le=99, examples=[10])
 
 
 class Trouble(_Answer):
@@ -239,6 +265,9 @@ class Status(_Answer):
     default_policy: Policy | None = Field(description="null for a key that is bound to a tenant")
     tenant_policy: Policy | None = Field(description="of the key's tenant")
     realized: RealizedByTenant | None = Field(description="null: the engine does not answer")
+    time_limits: list[TimeLimit] = Field(description="by their end; the first hundred")
+    canaries: list[CanaryShare] = Field(description="by name; the first hundred")
+    serving_needs_key: bool = Field(description="whether the serving API does: with tenants only")
     tenants: int | None
     keys: int | None
     trouble: Trouble
@@ -251,14 +280,17 @@ class Page(_Answer, Generic[Item]):
     next_cursor: str | None = Field(description="for the next page; null: this is the last")
 
 
-def described(model: Any, *, made: Any = None) -> dict[str, Any]:
+def described(model: Any, *, made: Any = None, etag: bool = False) -> dict[str, Any]:
     """Describe a route's answers, in the arguments of its decorator.
 
     Args:
         model: of status 200.
-        made: of status 201.
+        made: of status 201; has an ETag.
+        etag: whether the answer of status 200 has one.
     """
     described: dict[int | str, Any] = {200: {"model": model}}
+    if etag:
+        described[200]["headers"] = _ETAG
     if made is not None:
-        described[201] = {"model": made, "description": "It is made"}
+        described[201] = {"model": made, "description": "It is made", "headers": _ETAG}
     return {"response_model": None, "responses": described}

@@ -9,9 +9,11 @@ from prometheus_client.registry import CollectorRegistry
 from spin_server import __version__
 from spin_server.admin.http import bulk, keys, policies, problems, revisions, status, tenants
 from spin_server.admin.http.context import Services
-from spin_server.admin.http.description import describe
+from spin_server.admin.http.description import MERGE_PATCH, describe
+from spin_server.admin.http.head import HeadAsGet
 from spin_server.admin.http.limits import BodyLimit
 from spin_server.admin.http.metrics import AdminMetrics, CountRequests
+from spin_server.admin.http.request_ids import RequestIds
 
 _DESCRIPTION = """\
 Change a tenant's block sparsity and exploration share while the server runs.
@@ -20,7 +22,6 @@ Every answer about a document carries its revision as `ETag`; a write names it i
 that nobody overwrites what he has not read. `?dryRun=All` answers with what would change. Errors
 are `application/problem+json`.
 """
-_MERGE_PATCH = "application/merge-patch+json"
 
 
 async def _no_store(
@@ -30,7 +31,7 @@ async def _no_store(
     if request.method in ("PATCH", "POST"):
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         accepted = (
-            ("application/json", _MERGE_PATCH)
+            ("application/json", MERGE_PATCH)
             if request.method == "PATCH"
             else ("application/json",)
         )
@@ -65,7 +66,9 @@ def create_app(services: Services, registry: CollectorRegistry) -> FastAPI:
         app.include_router(module.router)
     problems.install(app)
     app.openapi = functools.cache(lambda: describe(app))  # type: ignore[method-assign]
+    app.add_middleware(HeadAsGet)
     app.middleware("http")(_no_store)
     app.add_middleware(BodyLimit, services=services)
     app.add_middleware(CountRequests, metrics=AdminMetrics(registry, services))
+    app.add_middleware(RequestIds)
     return app

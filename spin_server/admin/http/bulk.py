@@ -14,9 +14,10 @@ from spin_server.admin.http.answers import described
 from spin_server.admin.http.context import (
     Caller_,
     Write_,
-    show_change,
+    show_changes,
     show_dry_run,
     show_prefix_cache,
+    warnings,
 )
 from spin_server.admin.http.policies import owner
 from spin_server.admin.http.tenants import Description
@@ -141,7 +142,8 @@ async def apply(bulk: Bulk, caller: Caller_, query: Write_) -> dict[str, Any]:
         return show_dry_run(outcome)
     return {
         "revision": outcome.state.revision,
-        "changes": [show_change(change) for change in outcome.changes],
+        "changes": show_changes(outcome.changes),
         "prefix_cache": show_prefix_cache(outcome),
+        "warnings": warnings(outcome),
         "applied": await caller.applied(outcome, {step.name for step in bulk.operations}),
     }

@@ -2,27 +2,28 @@
 
 import asyncio
 import re
-import uuid
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Header, Query, Request, Security
-from fastapi.security import APIKeyHeader
+from fastapi.security import HTTPBearer
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from spin_server.admin.access import Principal, authenticate
 from spin_server.admin.administration import Administration, Author, Outcome
 from spin_server.admin.applier import Applier
-from spin_server.admin.documents import without_keys
+from spin_server.admin.documents import came, without_keys
 from spin_server.admin.engine_link import EngineLink
-from spin_server.admin.errors import InvalidError, UnauthorizedError
-from spin_server.admin.operations import Operation, begin_anew, visible
+from spin_server.admin.errors import InvalidError, MalformedError, UnauthorizedError
+from spin_server.admin.http.request_ids import request_id
+from spin_server.admin.operations import Operation, begin_anew, set_body, visible
 from spin_server.admin.state import State
 from spin_server.admin.store.interface import Change
+from spin_server.admin.warnings import NO_TENANT_LEFT
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _MOST_NAMES = 100
 APPLY_SECONDS = 4.0  # less than the server's stop waits for open requests
 
@@ -41,7 +42,7 @@ class Services:
 def _plain(value: object) -> object:
     """Refuse what Python reads as a whole number and nobody means, such as 1_0 or +5."""
     if isinstance(value, str) and not re.fullmatch("[0-9]{1,16}", value):
-        raise ValueError("expected a whole number")
+        raise ValueError(f"expected a whole number, got {came(value)}")
     return value
 
 
@@ -72,9 +73,7 @@ IfMatch = Annotated[
     Header(description="ETag of the document that the change is based on", examples=['"7"']),
 ]
 
-_scheme = APIKeyHeader(
-    name="Authorization", scheme_name="key", description="Bearer KEY", auto_error=False
-)
+_scheme = HTTPBearer(scheme_name="key", auto_error=False)  # for the description only
 
 
 class Caller:
@@ -83,9 +82,7 @@ class Caller:
     def __init__(self, services: Services, principal: Principal, request: Request) -> None:
         self.services, self.principal = services, principal
         self._action = f"{request.method} {request.url.path}"
-        given = request.headers.get("x-request-id", "")
-        good = _REQUEST_ID.fullmatch(given) and without_keys(given) == given
-        self.request_id = given if good else uuid.uuid4().hex
+        self._request_id = request_id(request.scope)
 
     @property
     def administration(self) -> Administration:
@@ -94,7 +91,7 @@ class Caller:
 
     def author(self, reason: str) -> Author:
         """Say who asks for a change."""
-        return Author(self.principal.key_id, self._action, without_keys(reason), self.request_id)
+        return Author(self.principal.key_id, self._action, without_keys(reason), self._request_id)
 
     async def perform(self, operation: Operation, query: WriteQuery) -> Outcome:
         """Try or commit an operation, with a key that is still good when it is committed."""
@@ -141,16 +138,19 @@ async def services(request: Request) -> Services:
 async def caller(
     request: Request,
     found: Annotated[Services, Depends(services)],
-    authorization: Annotated[str | None, Security(_scheme)],
+    _: Annotated[object, Security(_scheme)],
 ) -> Caller:
     """Find the caller by his key."""
     if len(request.headers.getlist("authorization")) > 1:
         raise UnauthorizedError("expected one header Authorization")
+    authorization = request.headers.get("authorization")
     administration = found.administration
     principal = authenticate(administration.state, authorization, administration.clock())
     given = [name for name, _ in request.query_params.multi_items()]
     if len(given) != len(set(given)):
         raise InvalidError(f"query: expected each parameter once, got {', '.join(sorted(given))}")
+    if request.method != "GET" and len(request.headers.getlist("if-match")) > 1:
+        raise MalformedError("expected one header If-Match, got several")
     return Caller(found, principal, request)
 
 
@@ -160,24 +160,43 @@ Write_ = Annotated[WriteQuery, Query()]
 Read_ = Annotated[ReadQuery, Query()]
 
 
-def show_change(change: Change) -> dict[str, Any]:
-    """Show what a commit does to one document."""
-    return {
-        "kind": change.ref.kind,
-        "name": change.ref.name,
-        "before": visible(change.before),
-        "after": visible(change.after),
-    }
+def show_changes(changes: Iterable[Change]) -> list[dict[str, Any]]:
+    """Show what a commit does to each document."""
+    return [
+        {
+            "kind": change.ref.kind,
+            "name": change.ref.name,
+            "before": visible(set_body(change.before)),
+            "after": visible(set_body(change.after)),
+        }
+        for change in changes
+    ]
 
 
-def show_dry_run(outcome: Outcome) -> dict[str, Any]:
+def show_dry_run(outcome: Outcome, ended: Iterable[str] = ()) -> dict[str, Any]:
     """Show what an operation would do; nothing is clamped as long as there are no guard rails."""
     return {
         "dry_run": True,
-        "changes": [show_change(change) for change in outcome.changes],
+        "changes": show_changes(outcome.changes),
         "clamps": [],
         "prefix_cache": show_prefix_cache(outcome),
+        "warnings": warnings(outcome, ended),
     }
+
+
+def warnings(outcome: Outcome, ended: Iterable[str] = ()) -> list[str]:
+    """Say what may not have been meant.
+
+    Args:
+        ended: policies whose time limit has passed, which a revert does not bring back.
+    """
+    found = [
+        f"policy {name}: what was set until a time that has passed is not brought back"
+        for name in ended
+    ]
+    if outcome.before.tenants and not outcome.state.tenants:
+        found.append(NO_TENANT_LEFT)
+    return found
 
 
 def show_prefix_cache(outcome: Outcome) -> dict[str, Any]:

@@ -16,8 +16,18 @@ _ALWAYS = (
     errors.InvalidError,
     errors.UnavailableError,
 )
+MERGE_PATCH = "application/merge-patch+json"
 _WRITES = (errors.ConflictError, errors.PreconditionError, errors.UnconditionalError)
-_BODIES = {400: "Not JSON", 408: "Too slow", 413: "Too large", 415: "Unsupported media type"}
+_BODIES = {
+    400: "Not JSON, or a header twice",
+    408: "Too slow",
+    413: "Too large",
+    415: "Unsupported media type",
+}
+_REQUEST_ID = {
+    "description": "the caller's own, or a new one; the audit log has it",
+    "schema": {"type": "string"},
+}
 
 
 class Problem(BaseModel):
@@ -52,6 +62,15 @@ def describe(app: FastAPI) -> dict[str, Any]:
                 titles |= {error.status: error.title for error in _WRITES} | _BODIES
             for status, title in titles.items():
                 operation["responses"][str(status)] = {"description": title, "content": content}
+            for parameter in operation.get("parameters", ()):
+                if parameter["name"] == "if-match":  # required there, it would not be 428
+                    schema = {"type": "string", "examples": ['"7"']}
+                    parameter |= {"name": "If-Match", "required": True, "schema": schema}
+            if method == "patch":
+                body = operation["requestBody"]["content"]
+                body[MERGE_PATCH] = body["application/json"]
+            for answer in operation["responses"].values():
+                answer.setdefault("headers", {})["X-Request-Id"] = _REQUEST_ID
             if "201" in operation["responses"]:
                 operation["responses"]["200"]["description"] = "What a dry run would make"
     return description

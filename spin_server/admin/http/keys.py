@@ -21,13 +21,14 @@ from spin_server.admin.http.context import (
     show_dry_run,
 )
 from spin_server.admin.http.tenants import Description
+from spin_server.admin.http.words import KEY_ID_PATTERN
 from spin_server.admin.operations import NewKey, create_key, etag, revoke_key, rotate_key
 from spin_server.admin.state import State
 from spin_server.admin.store.interface import Ref
 
 router = APIRouter(prefix="/v1/keys", tags=["keys"])
 
-KeyId = Annotated[str, Field(pattern=r"^key-[0-9a-f]{16}$", examples=["key-0123456789abcdef"])]
+KeyId = Annotated[str, Field(pattern=KEY_ID_PATTERN, examples=["key-0123456789abcdef"])]
 _NEVER = datetime(9999, 1, 1, tzinfo=UTC)
 
 
@@ -62,7 +63,7 @@ class Rotation(BaseModel):
     )
 
 
-def show_key(state: State, key_id: str) -> dict[str, Any]:
+def show_key(state: State, key_id: str, now: datetime) -> dict[str, Any]:
     """Show everything of a key but the key."""
     key = state.key(key_id)
     assert key is not None
@@ -70,16 +71,17 @@ def show_key(state: State, key_id: str) -> dict[str, Any]:
         "id": key_id,
         "revision": state.revision_of(Ref("key", key_id)),
         **key.model_dump(mode="json", exclude={"sha256"}),
+        "ended": key.ended(now),
     }
 
 
-def _require(caller: Caller, key_id: str) -> None:
+def _require(caller: Caller, key_id: str, doing: str) -> None:
     """Refuse a caller who may not manage this key; what he may not see does not exist."""
     caller.principal.require("keys", caller.principal.tenant)
     key = caller.administration.state.key(key_id)
     if key is None or caller.principal.tenant not in (None, key.tenant):
-        raise NotFoundError(f"key {key_id!r}")
-    caller.principal.require_grantable(set(key.scopes), key.tenant)
+        raise NotFoundError(f"no key {key_id!r}")
+    caller.principal.require_grantable(set(key.scopes), key.tenant, doing)
 
 
 @router.get("", summary="List keys", **described(answers.Page[answers.Key]))
@@ -90,7 +92,8 @@ async def list_keys(caller: Caller_, query: Page_) -> dict[str, Any]:
     state = caller.administration.state
     ids = [n for n in state.keys if own is None or ((k := state.key(n)) and k.tenant == own)]
     found, cursor = page(ids, query.cursor, query.limit)
-    return {"items": [show_key(state, key_id) for key_id in found], "next_cursor": cursor}
+    now = caller.administration.clock()
+    return {"items": [show_key(state, key_id, now) for key_id in found], "next_cursor": cursor}
 
 
 @router.post(
@@ -121,16 +124,16 @@ async def create(
         return show_dry_run(outcome)
     response.headers["ETag"] = etag(outcome.state.revision)
     response.headers["Location"] = f"/v1/keys/{key.key_id}"
-    return {**show_key(outcome.state, key.key_id), "key": key.secret}
+    return {**show_key(outcome.state, key.key_id, now), "key": key.secret}
 
 
-@router.get("/{key_id}", summary="Read a key", **described(answers.Key))
+@router.get("/{key_id}", summary="Read a key", **described(answers.Key, etag=True))
 async def read(key_id: KeyId, caller: Caller_, _: Read_, response: Response) -> dict[str, Any]:
     """Everything of a key but the key."""
-    _require(caller, key_id)
+    _require(caller, key_id, "read")
     state = caller.administration.state
     response.headers["ETag"] = etag(state.revision_of(Ref("key", key_id)))
-    return show_key(state, key_id)
+    return show_key(state, key_id, caller.administration.clock())
 
 
 @router.delete(
@@ -139,8 +142,8 @@ async def read(key_id: KeyId, caller: Caller_, _: Read_, response: Response) -> 
 async def revoke(
     key_id: KeyId, caller: Caller_, query: Write_, if_match: IfMatch = None
 ) -> dict[str, Any]:
-    """It is refused from now on."""
-    _require(caller, key_id)
+    """It is refused from now on; a key revokes only what it could grant."""
+    _require(caller, key_id, "revoke")
     outcome = await caller.perform(revoke_key(key_id, if_match), query)
     return show_dry_run(outcome) if query.dry_run else {"revoked": key_id}
 
@@ -160,7 +163,7 @@ async def rotate(
     if_match: IfMatch = None,
 ) -> dict[str, Any]:
     """Make a key like this one, which itself ends once the overlap is over."""
-    _require(caller, key_id)
+    _require(caller, key_id, "replace")
     now, successor = caller.administration.clock(), NewKey.draw()
     operation = rotate_key(key_id, successor, rotation.overlap_seconds, if_match, now=now)
     outcome = await caller.perform(operation, query)
@@ -170,7 +173,7 @@ async def rotate(
     response.headers["ETag"] = etag(outcome.state.revision)
     response.headers["Location"] = f"/v1/keys/{successor.key_id}"
     return {
-        **show_key(outcome.state, successor.key_id),
+        **show_key(outcome.state, successor.key_id, now),
         "key": successor.secret,
-        "replaces": show_key(outcome.state, key_id),
+        "replaces": show_key(outcome.state, key_id, now),
     }

@@ -103,8 +103,10 @@ async def _read(receive: Receive) -> bytes | None:
 
 def _fault(body: bytes) -> str | None:
     """Say what is wrong with a body of JSON, without what it holds."""
+    if b"\0" in body:  # the library would take other encodings
+        return "expected JSON in UTF-8, got another encoding"
     try:
-        json.loads(body, object_pairs_hook=_once)
+        json.loads(body.decode(), object_pairs_hook=_once)
     except _TwiceError:
         return "expected each member of an object once, got one twice"
     except json.JSONDecodeError as error:

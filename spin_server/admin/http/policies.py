@@ -78,7 +78,7 @@ def _show_canary(stored: PolicyDocument) -> dict[str, Any] | None:
     return {"percent": canary.percent, "fields": fields}
 
 
-@router.get("/{name}", summary="Read a policy", **described(answers.Policy))
+@router.get("/{name}", summary="Read a policy", **described(answers.Policy, etag=True))
 async def read(name: PolicyName, caller: Caller_, _: Read_, response: Response) -> dict[str, Any]:
     """Every field with its value and where it comes from: `tenant`, `default` or `launch`."""
     caller.principal.require("read", owner(name))
@@ -91,7 +91,7 @@ async def read(name: PolicyName, caller: Caller_, _: Read_, response: Response) 
 @router.patch(
     "/{name}",
     summary="Change a policy",
-    **described(answers.PolicyChanged | answers.PolicyDryRun),
+    **described(answers.PolicyChanged | answers.PolicyDryRun, etag=True),
 )
 async def change(
     name: PolicyName,

@@ -11,6 +11,8 @@ from starlette.routing import Match
 
 from spin_server.admin.documents import without_keys
 from spin_server.admin.errors import RefusedError, UnauthorizedError, UnavailableError
+from spin_server.admin.http.request_ids import HEADER, request_id
+from spin_server.admin.http.words import parameters, words
 from spin_server.admin.store.interface import StoreError
 from spin_server.errors import InputError
 
@@ -51,17 +53,15 @@ def _input(_: Request, error: Exception) -> JSONResponse:
     return problem(422, "Not valid", str(error))
 
 
-def _invalid(_: Request, error: Exception) -> JSONResponse:
+def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    # Never the values that came: a key may be among them.
+    known = parameters(request)
     errors = [
-        {
-            "at": "/".join(map(str, found["loc"])),
-            "message": found["msg"].removeprefix("Value error, "),
-        }
+        {"at": "/".join(map(str, found["loc"])), "message": words(found, known)}
         for found in error.errors()[:_MOST_ERRORS]
     ]
-    detail = "; ".join(f"{found['at']}: {found['message']}" for found in errors)
+    # Whoever sent it knows what is a parameter, and what a part of the body.
+    detail = "; ".join(f"{e['at'].partition('/')[2] or e['at']}: {e['message']}" for e in errors)
     return problem(422, "Not valid", detail, errors=errors)
 
 
@@ -80,13 +80,15 @@ def _methods(request: Request) -> set[str]:
     for route in request.app.routes:
         if route.matches(request.scope)[0] != Match.NONE:
             found |= set(getattr(route, "methods", None) or ())
-    return found
+    return found | {"HEAD"} if "GET" in found else found
 
 
 def _unexpected(request: Request, error: Exception) -> JSONResponse:
     path = without_keys(request.url.path)
     logger.exception("admin: %s %s failed", request.method, path, exc_info=error)
-    return problem(500, "Internal error", "the server's log says more")
+    answer = problem(500, "Internal error", "the server's log says more")
+    answer.headers[HEADER] = request_id(request.scope)  # it is sent from outside of all else
+    return answer
 
 
 def install(app: FastAPI) -> None:

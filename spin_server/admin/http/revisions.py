@@ -17,11 +17,12 @@ from spin_server.admin.http.context import (
     ReadQuery,
     WholeNumber,
     Write_,
-    show_change,
+    show_changes,
     show_dry_run,
     show_prefix_cache,
+    warnings,
 )
-from spin_server.admin.operations import difference, etag, restore
+from spin_server.admin.operations import difference, etag, restore, without_ended
 from spin_server.admin.store.interface import Commit
 
 router = APIRouter(tags=["revisions"])
@@ -66,7 +67,7 @@ async def audit(caller: Caller_, query: Page_) -> dict[str, Any]:
     """Who changed what, when and why, newest first; no entry can be changed or removed."""
     caller.principal.require("audit")
     found, cursor = await _commits(caller, query)
-    items = [{**_show(c), "changes": [show_change(change) for change in c.changes]} for c in found]
+    items = [{**_show(c), "changes": show_changes(c.changes)} for c in found]
     return {"items": items, "next_cursor": cursor}
 
 
@@ -93,8 +94,7 @@ async def diff(
     _, before = await run_in_threadpool(caller.administration.bodies_at, revision)
     against = caller.administration.state.revision if query.against is None else query.against
     _, after = await run_in_threadpool(caller.administration.bodies_at, against)
-    changes = [show_change(change) for change in difference(before, after)]
-    return {"from": revision, "to": against, "changes": changes}
+    return {"from": revision, "to": against, "changes": show_changes(difference(before, after))}
 
 
 @router.post(
@@ -107,20 +107,23 @@ async def revert(
 ) -> dict[str, Any]:
     """Bring policies and tenants back to what they were, in a new revision.
 
-    `If-Match` names the newest revision. Keys stay as they are: a revoked key is not revived.
+    `If-Match` names the newest revision. Keys stay as they are: a revoked key is not revived. What
+    was set until a time that has passed is not brought back, but what was meant to last is.
     """
     caller.principal.require("write")
-    base, wanted = await run_in_threadpool(caller.administration.bodies_at, revision)
+    base, then = await run_in_threadpool(caller.administration.bodies_at, revision)
+    wanted, ended = without_ended(then, caller.administration.clock())
     if if_match is None:
         raise UnconditionalError(f"expected If-Match: {etag(base)}, the newest revision")
     if if_match.strip() not in ("*", etag(base)):
         raise PreconditionError(f"expected If-Match {etag(base)}, the newest, got {if_match}")
     outcome = await caller.perform(restore(wanted, base), query)
     if query.dry_run:
-        return show_dry_run(outcome)
+        return show_dry_run(outcome, ended)
     return {
         "revision": outcome.state.revision,
-        "changes": [show_change(change) for change in outcome.changes],
+        "changes": show_changes(outcome.changes),
         "prefix_cache": show_prefix_cache(outcome),
+        "warnings": warnings(outcome, ended),
         "applied": await caller.applied(outcome, {change.ref.name for change in outcome.changes}),
     }

@@ -13,11 +13,13 @@ from spin_server.admin.http import answers
 from spin_server.admin.http.answers import described
 from spin_server.admin.http.context import APPLY_SECONDS, Caller_, Read_, Services, Services_
 from spin_server.admin.http.policies import show_policy
+from spin_server.admin.state import State
 
 router = APIRouter()
 
 # An apply takes a step of the engine; one that takes longer than this is stuck.
 READY_SECONDS = 5.0
+_MOST_SHOWN = 100
 
 
 def _trouble(services: Services, engine: str | None, own: str | None) -> dict[str, str | None]:
@@ -40,11 +42,26 @@ def _realized(figures: Figures) -> dict[str, Any]:
     }
 
 
+def _pending(state: State, own: str | None) -> dict[str, Any]:
+    """Show what is not to last, or not everybody's yet."""
+    names = {
+        ref.name for ref in state.documents if ref.kind == "policy" and own in (None, ref.name)
+    }
+    limits = sorted((e.at, n) for n in names if (e := state.stored_policy(n).expires) is not None)
+    canaries = [(name, percent) for name, percent in state.canaries.items() if name in names]
+    return {
+        "time_limits": [{"name": name, "ends_at": end} for end, name in limits[:_MOST_SHOWN]],
+        "canaries": [
+            {"name": name, "percent": percent} for name, percent in canaries[:_MOST_SHOWN]
+        ],
+    }
+
+
 @router.get(
     "/v1/status",
     tags=["status"],
     summary="Read what is wanted and what is",
-    **described(answers.Status),
+    **described(answers.Status, etag=True),
 )
 async def status(caller: Caller_, _: Read_, response: Response) -> dict[str, Any]:
     """The store's revision, every worker's, read back from it, and what SPIN did so far."""
@@ -81,6 +98,8 @@ async def status(caller: Caller_, _: Read_, response: Response) -> dict[str, Any
         "default_policy": show_policy(state, DEFAULT) if own is None else None,
         "tenant_policy": show_policy(state, own) if own is not None else None,
         "realized": realized,
+        **_pending(state, own),
+        "serving_needs_key": bool(state.tenants),
         "tenants": len(state.tenants) if own is None else None,
         "keys": len(state.keys) if own is None else None,
         "trouble": _trouble(services, engine_trouble, own),

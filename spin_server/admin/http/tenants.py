@@ -6,7 +6,6 @@ from fastapi import APIRouter, Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from spin_server.admin.documents import Limits, Name, PolicyPatch, without_keys
-from spin_server.admin.errors import NotFoundError
 from spin_server.admin.http import answers
 from spin_server.admin.http.answers import described
 from spin_server.admin.http.context import (
@@ -17,6 +16,7 @@ from spin_server.admin.http.context import (
     Write_,
     page,
     show_dry_run,
+    warnings,
 )
 from spin_server.admin.http.policies import show_policy
 from spin_server.admin.operations import (
@@ -25,6 +25,7 @@ from spin_server.admin.operations import (
     etag,
     patch_policy,
     patch_tenant,
+    require_tenant,
     together,
 )
 from spin_server.admin.state import State
@@ -120,19 +121,20 @@ async def create(
     }
 
 
-@router.get("/{name}", summary="Read a tenant", **described(answers.Tenant))
+@router.get("/{name}", summary="Read a tenant", **described(answers.Tenant, etag=True))
 async def read(name: Name, caller: Caller_, _: Read_, response: Response) -> dict[str, Any]:
     """The tenant, with its policy as it is in force."""
     caller.principal.require("read", name)
     state = caller.administration.in_force
-    if state.tenant(name) is None:
-        raise NotFoundError(f"tenant {name!r}")
+    require_tenant(state, name)
     response.headers["ETag"] = etag(state.revision_of(Ref("tenant", name)))
     return show_tenant(state, name)
 
 
 @router.patch(
-    "/{name}", summary="Describe or limit a tenant", **described(answers.Tenant | answers.DryRun)
+    "/{name}",
+    summary="Describe or limit a tenant",
+    **described(answers.Tenant | answers.DryRun, etag=True),
 )
 async def change(
     name: Name,
@@ -168,4 +170,8 @@ async def delete(
     outcome = await caller.perform(delete_tenant(name, if_match), query)
     if query.dry_run:
         return show_dry_run(outcome)
-    return {"deleted": name, "applied": await caller.applied(outcome, set())}
+    return {
+        "deleted": name,
+        "warnings": warnings(outcome),
+        "applied": await caller.applied(outcome, set()),
+    }

@@ -34,6 +34,7 @@ from spin_server.admin.operations.tenants import (
     create_tenant,
     delete_tenant,
     patch_tenant,
+    require_tenant,
 )
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "patch_tenant",
     "require_match",
     "require_policy",
+    "require_tenant",
     "restore",
     "revoke_key",
     "rotate_key",

@@ -76,7 +76,7 @@ def create_key(key: NewKey, document: KeyDocument, *, now: datetime) -> Operatio
 
     def operate(state: State) -> list[Change]:
         if document.tenant is not None and state.tenant(document.tenant) is None:
-            raise NotFoundError(f"tenant {document.tenant!r}")
+            raise NotFoundError(f"no tenant {document.tenant!r}")
         if document.expires_at is not None and moment(document.expires_at) <= now:
             raise InvalidError(f"expires_at: expected a time to come, got {document.expires_at}")
         if len(state.keys) >= MOST_KEYS:
@@ -91,7 +91,7 @@ def revoke_key(key_id: str, if_match: str | None) -> Operation:
 
     def operate(state: State) -> list[Change]:
         if state.key(key_id) is None:
-            raise NotFoundError(f"key {key_id!r}")
+            raise NotFoundError(f"no key {key_id!r}")
         require_match(state, Ref("key", key_id), if_match)
         return edit(state, Ref("key", key_id), None)
 
@@ -105,7 +105,7 @@ def rotate_key(
 
     def operate(state: State) -> list[Change]:
         if (key := state.key(key_id)) is None:
-            raise NotFoundError(f"key {key_id!r}")
+            raise NotFoundError(f"no key {key_id!r}")
         ref = Ref("key", key_id)
         require_match(state, ref, if_match)
         if key.replaced_by is not None:

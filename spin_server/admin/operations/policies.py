@@ -23,7 +23,7 @@ from spin_server.admin.store.interface import Change, Ref
 def require_policy(state: State, name: str) -> None:
     """Refuse the name of neither the default policy nor a tenant's."""
     if name != DEFAULT and state.tenant(name) is None:
-        raise NotFoundError(f"policy {name!r}: expected {DEFAULT!r} or a tenant's name")
+        raise NotFoundError(f"no policy {name!r}: expected {DEFAULT!r} or a tenant's name")
 
 
 def patch_policy(
@@ -115,8 +115,9 @@ def begin_anew(before: State, after: State, changed: set[str]) -> list[str]:
     """Find whose requests find none of some cached prefixes any more.
 
     A prefix is found by requests of the same class: `exact`, where no block is skipped, or
-    `sparse`. A class that a policy's requests were not in begins anew. So does `exact` when a row of theirs
-    ceases to be: what is running goes on with it, under prefixes that no exact one may find.
+    `sparse`. A class that a policy's requests were not in begins anew. So does `exact` when a row
+    of theirs ceases to be: what is running goes on with it, under prefixes that no exact request
+    may find.
 
     Args:
         changed: policies whose documents are not the same; the default one's moves tenants', too.

@@ -20,6 +20,19 @@ from spin_server.admin.store.interface import Change, Ref
 MOST_TENANTS = 10_000
 
 
+def require_tenant(state: State, name: str) -> TenantDocument:
+    """Get a tenant, or refuse the name of none."""
+    found = state.tenant(name)
+    if found is None and name == DEFAULT:
+        raise NotFoundError(
+            f"no tenant {DEFAULT!r}: that is the policy of requests of no tenant, which have no "
+            "limits and no description"
+        )
+    if found is None:
+        raise NotFoundError(f"no tenant {name!r}")
+    return found
+
+
 def create_tenant(
     name: str,
     description: str,
@@ -68,8 +81,7 @@ def patch_tenant(
     """
 
     def operate(state: State) -> list[Change]:
-        if (tenant := state.tenant(name)) is None:
-            raise NotFoundError(f"tenant {name!r}")
+        tenant = require_tenant(state, name)
         require_match(state, Ref("tenant", name), if_match)
         update = {
             "description": tenant.description if description is None else description,
@@ -84,8 +96,7 @@ def delete_tenant(name: str, if_match: str | None) -> Operation:
     """Delete a tenant, its policy and its keys."""
 
     def operate(state: State) -> list[Change]:
-        if state.tenant(name) is None:
-            raise NotFoundError(f"tenant {name!r}")
+        require_tenant(state, name)
         require_match(state, Ref("tenant", name), if_match)
         gone = [Ref("tenant", name), Ref("policy", name)]
         gone += [Ref("key", n) for n in state.keys if (k := state.key(n)) and k.tenant == name]
