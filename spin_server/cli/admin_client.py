@@ -97,6 +97,10 @@ class AdminClient:
         """Let go of the connection."""
         self._http.close()
 
+    def uses(self, prefix: str) -> bool:
+        """Say whether the caller's key begins like this."""
+        return self._key.text.startswith(prefix)
+
     def get(self, *parts: str, **query: str | int | None) -> Answer:
         """Read what is at /v1/PART/PART..."""
         return self.send("GET", *parts, query=query)

@@ -7,12 +7,18 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from spin_server.cli.admin_client import DEFAULT_URL, printable
+from spin_server.cli.admin_client import DEFAULT_URL, AdminClient, Answer, printable
 from spin_server.errors import InputError
 
 Subparsers = Any  # argparse names the type privately
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_OPTIONS = {  # that may be taken for fields
+    "canary": "--canary PERCENT",
+    "canary_percent": "--canary PERCENT",
+    "ttl": "--ttl TIME",
+    "ttl_seconds": "--ttl TIME",
+}
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 
 
@@ -63,9 +69,14 @@ def add_command(
         action="store_true",
         help="send the key over plain http to a host that is not loopback",
     )
-    add("--json", action="store_true", help="print its answer as it is")
+    add_json(parser)
     parser.set_defaults(run=run)
     return parser
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add the option of what is read by programs."""
+    parser.add_argument("--json", action="store_true", help="print the answer as it is")
 
 
 def add_reason(parser: argparse.ArgumentParser) -> None:
@@ -102,17 +113,22 @@ def read_whole_number(name: str, text: str, least: int = 0) -> int:
 def read_fields(words: Sequence[str]) -> dict[str, str | int | None]:
     """Read FIELD=VALUE; FIELD= takes a field back.
 
-    The API knows which fields there are. A whole number is sent as one, everything else as text:
-    the API reads a share from its decimal digits, so 0.1 is exactly that.
+    The API knows which fields there are, but not this command's options. A whole number is sent as
+    one, everything else as text: the API reads a share from its decimal digits, so 0.1 is exactly
+    that.
 
     Raises:
-        InputError: no equals sign, or a field that comes twice.
+        InputError: no equals sign, a field that comes twice, or what is an option's.
     """
     fields: dict[str, str | int | None] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not name or not equals:
             raise InputError("field", "FIELD=VALUE, or FIELD= to take it back", repr(word))
+        if name in _OPTIONS:
+            raise InputError(
+                f"field {name}", f"{_OPTIONS[name]} beside the fields of `policy set`", repr(word)
+            )
         if name in fields:
             raise InputError(f"field {printable(name)}", "one value", "two")
         fields[name] = int(value) if _WHOLE_NUMBER.fullmatch(value) else value or None
@@ -132,20 +148,22 @@ def read_seconds(name: str, text: str) -> int:
 
 
 def read_moment(name: str, text: str) -> str:
-    """Read a moment: a span of time from now, or ISO 8601 with its time zone.
+    """Read a moment: a span of time from now, as `read_seconds`, or ISO 8601 with its time zone.
 
     Raises:
         InputError: it is neither.
     """
     try:
-        if re.fullmatch(r"[0-9]+[smhd]", text):
+        if re.fullmatch(r"[0-9]{1,9}[smhd]?", text):
             moment = datetime.now(UTC) + timedelta(seconds=read_seconds(name, text))
         else:
             moment = datetime.fromisoformat(text)
         if moment.tzinfo is None:
             raise ValueError
         return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except (ValueError, OverflowError):
+    except OverflowError:
+        raise InputError(name, "a time before the year 9999", repr(text)) from None
+    except ValueError:
         expected = "a span such as 30d, or a time with its zone, such as 2030-12-31T23:59:59Z"
         raise InputError(name, expected, repr(text)) from None
 
@@ -160,6 +178,24 @@ def read_if_match(text: str) -> str:
     if found is None:
         raise InputError("--if-match", "a revision such as 7, or * for any", repr(text))
     return f'"{found[1]}"' if found[1] else "*"
+
+
+def read_first(client: AdminClient, *parts: str, instead: str = "") -> Answer:
+    """Read what a change is to be based on.
+
+    Args:
+        instead: what a key that may not read can do.
+
+    Raises:
+        InputError: the API refuses it; that the change itself needs no reading is said.
+    """
+    try:
+        return client.get(*parts)
+    except InputError as error:
+        if "the scope 'read'" not in str(error.got):
+            raise
+        got = f"{error.got}, for what is changed is read first{instead}"
+        raise InputError(error.name, error.expected, got) from None
 
 
 def confirm(command: str, question: str, *, yes: bool) -> None:

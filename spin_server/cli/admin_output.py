@@ -60,6 +60,11 @@ def canary(policy: Object) -> str:
     return f"{found['percent']}% of the requests: {fields}"
 
 
+def percent(canary: Object | None) -> str | None:
+    """Write how many of a policy's requests try a change."""
+    return None if canary is None else f"{canary['percent']}%"
+
+
 def print_policy_change(before: Object, after: Object) -> None:
     """Print what became of a policy: every field whose value, or whose source, is another."""
     rows = [
@@ -91,20 +96,30 @@ def _flat(body: Object | None) -> dict[str, Any]:
 
 def print_changes(changes: Iterable[Object]) -> None:
     """Print what became of documents; a hyphen stands for what is not set."""
+    changes = list(changes)
+    gone = {c["name"] for c in changes if c["kind"] == "tenant" and c["after"] is None}
     for change in changes:
         before, after = _flat(change["before"]), _flat(change["after"])
-        fate = {(True, False): " is new", (False, True): " is gone"}.get(
-            (change["before"] is None, change["after"] is None), ""
-        )
-        print(f"{text(change['kind'])} {text(change['name'])}{fate}")
+        print(f"{text(change['kind'])} {text(change['name'])}{_fate(change, gone)}")
         print_table(
             [
                 (name, before.get(name), "->", after.get(name))
                 for name in dict.fromkeys([*before, *after])
-                if before.get(name) != after.get(name)
+                if text(before.get(name)) != text(after.get(name))
             ],
             "  ",
         )
+
+
+def _fate(change: Object, gone: set[str]) -> str:
+    """Say whether a document is new or gone; a policy whose tenant stays goes on without one."""
+    if change["before"] is None:
+        return " is new"
+    if change["after"] is not None:
+        return ""
+    if change["kind"] != "policy" or change["name"] in gone:
+        return " is gone"
+    return " is as launched again" if change["name"] == "default" else " inherits all again"
 
 
 def print_plainly(args: argparse.Namespace, answer: Object) -> bool:
@@ -118,6 +133,7 @@ def print_plainly(args: argparse.Namespace, answer: Object) -> bool:
     elif args.dry_run:
         print_changes(answer["changes"])
         print_prefix_cache(answer)
+        print_warnings(answer)
         print("dry run: nothing was changed")
     return bool(args.json or args.dry_run)
 
@@ -129,6 +145,12 @@ def print_prefix_cache(answer: Object) -> None:
         more = found["count"] - len(found["begin_anew"])
         names = ", ".join(map(text, found["begin_anew"])) + (f" and {more:,} more" if more else "")
         print(f"cached prefixes begin anew: {names}")
+
+
+def print_warnings(answer: Object) -> None:
+    """Print what may not have been meant."""
+    for warning in answer["warnings"]:
+        print(text(warning))
 
 
 def applied_to(applied: Object) -> str:

@@ -14,6 +14,7 @@ from spin_server.cli.admin_output import (
     print_changes,
     print_plainly,
     print_prefix_cache,
+    print_warnings,
     require_applied,
 )
 from spin_server.cli.exit_codes import OK
@@ -70,6 +71,7 @@ def _run(args: argparse.Namespace) -> int:
     if not print_plainly(args, answer):
         print_changes(answer["changes"])
         print_prefix_cache(answer)
+        print_warnings(answer)
         done = f"revision {answer['revision']}, {applied_to(answer['applied'])}"
         print(done if answer["changes"] else "nothing changes")
     require_applied(answer)

@@ -5,7 +5,6 @@ kept; with --json it is part of the answer.
 """
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from spin_server.cli.admin_command import (
     add_command,
     add_dry_run,
     add_group,
+    add_json,
     add_reason,
     add_yes,
     confirm,
@@ -25,6 +25,7 @@ from spin_server.cli.admin_command import (
 )
 from spin_server.cli.admin_output import Object, print_json, print_plainly, print_table, text
 from spin_server.cli.exit_codes import OK
+from spin_server.cli.standard_output import OutputError
 from spin_server.errors import InputError
 
 
@@ -46,7 +47,9 @@ def add_parser(commands: Subparsers) -> None:
         metavar="SCOPE",
         help="read, write, keys or audit; without, the key is for the serving API only",
     )
-    create.add_argument("--expires", metavar="TIME", help="30d, or 2030-12-31T23:59:59Z (never)")
+    create.add_argument(
+        "--expires", metavar="TIME", help="in 90 (seconds), 30m, 1h or 30d, or 2030-12-31T23:59:59Z"
+    )
     create.add_argument("--description", metavar="TEXT", default="", help="for people")
     add_dry_run(create)
     add_reason(create)
@@ -79,7 +82,8 @@ def add_parser(commands: Subparsers) -> None:
         required=True,
         help="as given to `spin-server serve`: FILE or kubernetes://NAMESPACE/NAME",
     )
-    recover.set_defaults(run=_recover, json=False)
+    add_json(recover)
+    recover.set_defaults(run=_recover)
 
 
 def _whose(key: Object) -> str:
@@ -94,7 +98,10 @@ def _list(args: argparse.Namespace) -> int:
         print_json(keys)
         return OK
     columns = ("id", "prefix", "tenant", "scopes", "expires_at", "description")
-    rows = [[key[column] for column in columns] for key in keys["items"]]
+    rows = [
+        [f"{key[c]} (ended)" if c == "expires_at" and key["ended"] else key[c] for c in columns]
+        for key in keys["items"]
+    ]
     print_table([[column.upper() for column in columns], *rows])
     return OK
 
@@ -118,10 +125,8 @@ def _print_new(args: argparse.Namespace, answer: Object, said: str) -> None:
         else:
             print(answer["key"])
         sys.stdout.flush()
-    except OSError as error:  # a full disk, or nobody at the other end of the pipe
-        # What could not be written would be tried again at exit, and fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        got = f"{error.strerror}: the key is lost, so revoke {text(answer['id'])}"
+    except OutputError as error:
+        got = f"{error.reason}: the key is lost, so revoke {text(answer['id'])}"
         raise InputError("standard output", "room for the new key", got) from None
 
 
@@ -168,13 +173,18 @@ def _rotate(args: argparse.Namespace) -> int:
 def _revoke(args: argparse.Namespace) -> int:
     with connect(args) as client:
         key = client.get("keys", args.id)
+        in_use = client.uses(key.body["prefix"])
+        if in_use and not args.dry_run and not args.yes:
+            got = "none; nothing was done"
+            raise InputError("key revoke", "--yes, for it is the key that this command uses", got)
         question = f"Revoke {text(args.id)} ({_whose(key.body)})?"
         if not args.dry_run:
             confirm("key revoke", question, yes=args.yes)
         query = {"dryRun": args.dry_run, "reason": args.reason}
         answer = client.send("DELETE", "keys", args.id, if_match=key.etag, query=query).body
     if not print_plainly(args, answer):
-        print(f"{text(answer['revoked'])} is revoked")
+        used = ", the key that this command used" if in_use else ""
+        print(f"{text(answer['revoked'])} is revoked{used}")
     return OK
 
 

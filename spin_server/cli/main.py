@@ -19,6 +19,7 @@ from spin_server.cli import (
     tiny_model,
 )
 from spin_server.cli.exit_codes import BAD_INPUT, START_FAILED
+from spin_server.cli.standard_output import written_out
 from spin_server.errors import InputError, SpinError
 
 
@@ -59,11 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if argv[:1] == ["serve"]:
             return serve.main(argv[1:])
-        args = parser.parse_args(argv)
-        code: int = args.run(args)
-        return code
+        with written_out():
+            args = parser.parse_args(argv)
+            code: int = args.run(args)
+            return code
     except SpinError as error:
         print(f"spin-server: {error}", file=sys.stderr)
         return BAD_INPUT if isinstance(error, InputError) else START_FAILED
-    except BrokenPipeError:
-        return 0

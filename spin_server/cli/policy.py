@@ -2,6 +2,7 @@
 
 import argparse
 
+from spin_server.admin.warnings import NO_TENANT_LEFT
 from spin_server.cli.admin_client import connect
 from spin_server.cli.admin_command import (
     Subparsers,
@@ -9,18 +10,23 @@ from spin_server.cli.admin_command import (
     add_dry_run,
     add_group,
     add_reason,
+    add_yes,
+    confirm,
     read_fields,
+    read_first,
     read_if_match,
     read_seconds,
     read_whole_number,
 )
 from spin_server.cli.admin_output import (
+    Object,
     applied_to,
     print_changes,
     print_json,
     print_policy,
     print_policy_change,
     print_prefix_cache,
+    print_warnings,
     require_applied,
     text,
 )
@@ -62,6 +68,7 @@ def add_parser(commands: Subparsers) -> None:
 
     revert = add_command(ours, "revert", _revert, "bring policies and tenants back to a revision")
     revert.add_argument("revision", metavar="REV")
+    add_yes(revert)
     add_dry_run(revert)
     add_reason(revert)
 
@@ -86,13 +93,8 @@ def _set(args: argparse.Namespace) -> int:
     before = None
     with connect(args) as client:
         if if_match is None:
-            try:
-                read = client.get("policies", args.name)
-            except InputError as error:
-                if "may not read" not in str(error.got):
-                    raise
-                got = f"{error.got} (one that may only write does with --if-match REV or '*')"
-                raise InputError(error.name, error.expected, got) from None
+            instead = " (one that may only write does with --if-match REV or '*')"
+            read = read_first(client, "policies", args.name, instead=instead)
             before, if_match = read.body, read.etag
         answer = client.send(
             "PATCH",
@@ -140,22 +142,26 @@ def _diff(args: argparse.Namespace) -> int:
 def _revert(args: argparse.Namespace) -> int:
     revision = str(read_whole_number("REV", args.revision))
     with connect(args) as client:
-        newest = client.get("revisions", revision, "diff").body["to"]
-        answer = client.send(
-            "POST",
-            "revisions",
-            revision,
-            "revert",
-            if_match=f'"{newest}"',
-            query={"dryRun": args.dry_run, "reason": args.reason},
-        ).body
+        newest = read_first(client, "revisions", revision, "diff").body["to"]
+
+        def revert(dry_run: str | None) -> Object:
+            query = {"dryRun": dry_run, "reason": args.reason}
+            path = ("revisions", revision, "revert")
+            return client.send("POST", *path, if_match=f'"{newest}"', query=query).body
+
+        if not args.dry_run and not args.yes and NO_TENANT_LEFT in revert("All")["warnings"]:
+            question = f"{NO_TENANT_LEFT}\nGo back to revision {revision}?"
+            confirm("policy revert", question, yes=False)
+        answer = revert(args.dry_run)
     if args.json:
         print_json(answer)
     else:
         print_changes(answer["changes"])
         print_prefix_cache(answer)
+        print_warnings(answer)
         if not answer["changes"]:
-            print(f"policies and tenants are as they were at revision {revision}")
+            same = f": policies and tenants are as they were at revision {revision}"
+            print("nothing changes" + ("" if answer["warnings"] else same))
         elif args.dry_run:
             print("dry run: nothing was changed")
         else:

@@ -5,7 +5,7 @@ from typing import Any
 
 from spin_server.cli.admin_client import connect
 from spin_server.cli.admin_command import Subparsers, add_command
-from spin_server.cli.admin_output import Object, print_json, print_table, sourced, text
+from spin_server.cli.admin_output import Object, percent, print_json, print_table, sourced, text
 from spin_server.cli.exit_codes import OK
 
 _MOST_TENANTS = 20  # shown
@@ -39,9 +39,19 @@ def _rows(status: Object) -> list[tuple[str, Any]]:
         (policy["name"], ", ".join(f"{n} {sourced(policy['fields'][n])}" for n in shown)),
         ("realized", _realized(status["realized"])),
         *_by_tenant(status["realized"]),
+        *_pending(status),
         *counts,
+        ("serving", "needs a key" if status["serving_needs_key"] else "needs no key: no tenants"),
         ("trouble", "; ".join(f"{n}: {text(v)}" for n, v in trouble.items() if v) or "none"),
     ]
+
+
+def _pending(status: Object) -> list[tuple[str, str]]:
+    """What is not to last, or not everybody's yet."""
+    limits = [f"{text(t['name'])} at {text(t['ends_at'])}" for t in status["time_limits"]]
+    canaries = [f"{text(c['name'])} {percent(c)}" for c in status["canaries"]]
+    found = [("goes back", ", ".join(limits)), ("canaries", ", ".join(canaries))]
+    return [row for row in found if row[1]]
 
 
 def _applied(status: Object) -> str:

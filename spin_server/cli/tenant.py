@@ -12,14 +12,17 @@ from spin_server.cli.admin_command import (
     add_yes,
     confirm,
     read_fields,
+    read_first,
 )
 from spin_server.cli.admin_output import (
     Object,
     applied_to,
+    percent,
     print_json,
     print_plainly,
     print_policy,
     print_table,
+    print_warnings,
     require_applied,
     sourced,
     text,
@@ -79,10 +82,17 @@ def _list(args: argparse.Namespace) -> int:
         print("no tenants")
     else:
         rows = [
-            (t["name"], *(sourced(t["policy"]["fields"][f]) for f in _SHOWN), t["description"])
+            (
+                t["name"],
+                *(sourced(t["policy"]["fields"][f]) for f in _SHOWN),
+                t["policy"]["expires_at"],
+                percent(t["policy"]["canary"]),
+                t["description"],
+            )
             for t in tenants["items"]
         ]
-        print_table([("TENANT", *map(str.upper, _SHOWN), "DESCRIPTION"), *rows])
+        titles = ("TENANT", *map(str.upper, _SHOWN), "GOES_BACK", "CANARY", "DESCRIPTION")
+        print_table([titles, *rows])
     return OK
 
 
@@ -130,7 +140,7 @@ def _limit(args: argparse.Namespace) -> int:
 
 def _patch(args: argparse.Namespace, changes: Object) -> int:
     with connect(args) as client:
-        before = client.get("tenants", args.name)
+        before = read_first(client, "tenants", args.name)
         answer = client.send(
             "PATCH",
             "tenants",
@@ -146,13 +156,20 @@ def _patch(args: argparse.Namespace, changes: Object) -> int:
 
 def _delete(args: argparse.Namespace) -> int:
     with connect(args) as client:
-        tenant = client.get("tenants", args.name)
-        question = f"Delete the tenant {text(args.name)}, its policy and its keys?"
-        if not args.dry_run:
-            confirm("tenant delete", question, yes=args.yes)
-        query = {"dryRun": args.dry_run, "reason": args.reason}
-        answer = client.send("DELETE", "tenants", args.name, if_match=tenant.etag, query=query).body
+        tenant = read_first(client, "tenants", args.name)
+
+        def delete(dry_run: str | None) -> Object:
+            query = {"dryRun": dry_run, "reason": args.reason}
+            path = ("tenants", args.name)
+            return client.send("DELETE", *path, if_match=tenant.etag, query=query).body
+
+        if not args.dry_run and not args.yes:
+            warned = "".join(f"{text(warning)}\n" for warning in delete("All")["warnings"])
+            question = f"{warned}Delete the tenant {text(args.name)}, its policy and its keys?"
+            confirm("tenant delete", question, yes=False)
+        answer = delete(args.dry_run)
     if not print_plainly(args, answer):
+        print_warnings(answer)
         print(f"tenant {text(answer['deleted'])} is gone, {applied_to(answer['applied'])}")
     require_applied(answer)
     return OK

@@ -50,16 +50,16 @@ def test_wrong_key_is_refused_without_being_shown(used: Api, tmp_path: Path) -> 
 def test_missing_scope_is_told(used: Api, tmp_path: Path) -> None:
     reader = used.make_key(tmp_path, "--scope", "read")
     assert "target_sparsity" in used.run("policy", "get", "default", key_file=reader)
-    for command, scope in (
-        ("policy set default budget=uniform", "write"),
-        ("policy revert 0", "write"),
-        ("tenant create acme", "write"),
-        ("key list", "keys"),
-        ("key create", "keys"),
-        ("audit", "audit"),
+    for command, scope, doing in (
+        ("policy set default budget=uniform", "write", "write"),
+        ("policy revert 0 --yes", "write", "write"),
+        ("tenant create acme", "write", "write"),
+        ("key list", "keys", "manage keys"),
+        ("key create", "keys", "manage keys"),
+        ("audit", "audit", "read the audit log"),
     ):
         error = used.refused(*command.split(), key_file=reader)
-        assert f"403: this key may not {scope}: expected the scope '{scope}'" in error
+        assert f"403: this key may not {doing}: expected the scope '{scope}'" in error
 
 
 def test_environment_names_server_and_key(

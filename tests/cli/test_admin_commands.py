@@ -4,6 +4,7 @@ import io
 import json
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ def test_status_shows_what_is_wanted_and_what_is(api: Api) -> None:
         realized  sparsity 0.3000, exploration 0.1000, of 100 blocks; 1,234 more in dense steps
         tenants   0
         keys      1
+        serving   needs no key: no tenants
         trouble   none
     """)
     assert {line.index(line.split()[1]) for line in out.splitlines()} == {10}  # aligned
@@ -139,17 +141,17 @@ def test_write_only_key_changes_a_policy_with_if_match(used: Api, tmp_path: Path
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("target_sparsity=7", "422: body/target_sparsity"),
-        ("target_sparsity=NaN", "422: body/target_sparsity"),
-        ("probe_period=1.5", "422: body/probe_period"),
+        ("target_sparsity=7", "422: target_sparsity: expected a number from 0 to 1, got 7"),
+        ("target_sparsity=NaN", "target_sparsity: expected a number from 0 to 1, got 'NaN'"),
+        ("probe_period=1.5", "422: probe_period: expected a whole number, got '1.5'"),
         ("nonsense=1", "'nonsense': expected one of target_sparsity, exploration_share,"),
         ("max_miss_rate=0.5", "guard rails do not exist in this release"),
         ("target_sparsity", "field: expected FIELD=VALUE, or FIELD= to take it back"),
         ("budget= budget=uniform", "field budget: expected one value, got two"),
         ("budget= --ttl soon", "--ttl: expected seconds, or a span such as"),
-        ("budget= --ttl 0", "422: query/ttl_seconds"),
+        ("budget= --ttl 0", "422: ttl_seconds: expected at least 1, got '0'"),
         ("budget= --canary ten", "--canary: expected a whole number, 0 or more, got 'ten'"),
-        ("budget=uniform --canary 101", "422: query/canary_percent"),
+        ("budget=uniform --canary 101", "422: canary_percent: expected at most 100, got '101'"),
         ("budget= --canary 10", "a canary needs something to try"),
         ("budget=uniform --canary 10 --ttl 1h", "expected ttl_seconds or canary_percent, got both"),
     ],
@@ -175,7 +177,7 @@ def test_policy_diff_and_revert(api: Api) -> None:
     assert "tenant acme is gone" in out
     assert "dry run: nothing was changed" in out
     assert api.json("policy", "revert", "1", "--dry-run")["dry_run"] is True
-    out = api.run("policy", "revert", "1", "--reason", "INC-8")
+    out = api.run("policy", "revert", "1", "--reason", "INC-8", "--yes")
     assert "policy acme is gone" in out
     assert out.endswith("revision 4, in force in 1 worker\n")
     assert float(api.engine.rows[0].sparsity) == 0.3
@@ -195,8 +197,8 @@ def test_tenant_from_its_making_to_its_end(api: Api) -> None:
     assert out.endswith("\nin force in 1 worker\n")
     out = api.run("tenant", "list")
     assert lines(out) == lines("""
-        TENANT  TARGET_SPARSITY  EXPLORATION_SHARE  DESCRIPTION
-        acme    0.65 (tenant)    0.05 (launch)      Search
+        TENANT  TARGET_SPARSITY  EXPLORATION_SHARE  GOES_BACK  CANARY  DESCRIPTION
+        acme    0.65 (tenant)    0.05 (launch)      -          -       Search
     """)
     assert "description  Search" in api.run("tenant", "get", "acme")
     assert api.json("tenant", "get", "acme")["description"] == "Search"
@@ -204,8 +206,11 @@ def test_tenant_from_its_making_to_its_end(api: Api) -> None:
     out = api.run("policy", "set", "acme", "target_sparsity=")
     assert "0.65 (tenant)  ->  0.3 (launch)" in out
     out = api.run("tenant", "delete", "acme", "--yes", "--reason", "INC-9")
-    assert out == "tenant acme is gone, in force in 1 worker\n"
-    assert "404: tenant 'acme'" in api.refused("tenant", "get", "acme")
+    assert out == (
+        "no tenant is left: the serving API needs no key\n"
+        "tenant acme is gone, in force in 1 worker\n"
+    )
+    assert "404: no tenant 'acme'" in api.refused("tenant", "get", "acme")
     assert api.json("tenant", "create", "acme")["applied"]["complete"] is True
     assert api.json("tenant", "delete", "acme", "--yes")["deleted"] == "acme"
 
@@ -226,10 +231,10 @@ def test_tenant_is_described(api: Api) -> None:
     assert ["context_tokens", "9000"] in lines(api.run("tenant", "get", "acme"))
     found = api.json("tenant", "limit", "acme", "concurrent_requests=")
     assert found["limits"]["concurrent_requests"] is None
-    assert "422: body/limits/concurrent_requests" in api.refused(
+    assert "422: limits/concurrent_requests: expected at least 1, got 0" in api.refused(
         "tenant", "limit", "acme", "concurrent_requests=0"
     )
-    assert "404: tenant 'nobody'" in api.refused("tenant", "describe", "nobody", "x")
+    assert "404: no tenant 'nobody'" in api.refused("tenant", "describe", "nobody", "x")
 
 
 @pytest.mark.parametrize(
@@ -255,6 +260,50 @@ def test_every_change_can_be_tried(api: Api, words: str, shown: str) -> None:
     assert out.endswith("dry run: nothing was changed\n")
     assert api.json(*command, "--dry-run")["dry_run"] is True
     assert api.json("audit") == before
+
+
+def test_document_without_a_difference_to_be_seen_shows_none(api: Api) -> None:
+    out = api.run("tenant", "create", "acme", "--dry-run")
+    assert out.startswith("tenant acme is new\n  created_at")
+
+
+def test_what_is_not_to_last_is_in_the_status_and_the_list(api: Api) -> None:
+    for name in ("acme", "other"):
+        api.run("tenant", "create", name)
+    api.run("policy", "set", "acme", "target_sparsity=0.5", "--ttl", "1h")
+    api.run("policy", "set", "other", "target_sparsity=0.5", "--canary", "10")
+    end = api.json("policy", "get", "acme")["expires_at"]
+    status = lines(api.run("status"))
+    assert ["goes", "back", "acme", "at", end] in status
+    assert ["canaries", "other", "10%"] in status
+    assert ["serving", "needs", "a", "key"] in status
+    (_, acme, other) = lines(api.run("tenant", "list"))
+    assert (acme[-3:], other[-3:]) == ([end, "-", "-"], ["-", "10%", "-"])
+
+
+def test_policy_that_inherits_again_is_not_called_gone(api: Api) -> None:
+    api.run("tenant", "create", "acme")
+    api.run("policy", "set", "acme", "target_sparsity=0.5")
+    api.run("policy", "set", "default", "target_sparsity=0.4")
+    out = api.run("policy", "revert", "2", "--dry-run")
+    assert "policy acme inherits all again\n" in out
+    assert "policy default is as launched again\n" in out
+    assert "gone" not in out
+    assert "policy acme is gone" in api.run("tenant", "delete", "acme", "--dry-run")
+
+
+def test_revert_says_what_is_not_brought_back(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    api.run("policy", "set", "default", "target_sparsity=0.5", "--ttl", "1h")
+    api.run("policy", "set", "default", "target_sparsity=0.4", "probe_period=8")
+    administration, clock = api.server.administration, api.server.administration.clock
+    monkeypatch.setattr(administration, "clock", lambda: clock() + timedelta(hours=2))
+    said = "policy default: what was set until a time that has passed is not brought back\n"
+    for more in (["--dry-run"], []):
+        out = api.run("policy", "revert", "2", *more)
+        assert said in out
+        assert ["target_sparsity", "0.4", "->", "-"] in lines(out)
+    out = api.run("policy", "revert", "2")
+    assert out == said + "nothing changes\n"
 
 
 # several changes at once
@@ -290,8 +339,11 @@ def test_bulk_makes_all_changes_or_none(
         ("[]", "expected an object"),
         ("[" * 100_000, "expected JSON"),
         ('{"operations": [], "operations": []}', "member 'operations' comes twice"),
-        ('{"operations": []}', "422: body/operations"),
-        ('{"operations": [{"op": "nothing", "name": "x"}]}', "422: body/operations/0"),
+        ('{"operations": []}', "422: operations: expected at least 1 of them, got 0"),
+        (
+            '{"operations": [{"op": "nothing", "name": "x"}]}',
+            "422: operations/0: expected one of 'patch_policy', ",
+        ),
         (b"\xff", "a file in UTF-8"),
         (None, "No such file"),
         ('{"operations": []}' + " " * 2**20, "at most 1,048,576 bytes, as the API takes, got more"),
@@ -304,6 +356,49 @@ def test_bad_bulk_is_one_line(
     if text is not None:
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
     assert expected in used.refused("bulk", str(file))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            "create y canary=1",
+            "field canary: expected --canary PERCENT beside the fields of `policy set`, "
+            "got 'canary=1'",
+        ),
+        ("create y ttl=1h", "field ttl: expected --ttl TIME beside the fields of `policy set`"),
+        ("create Not_A_Label", "422: name: expected a name of lower-case letters"),
+        (
+            "limit used foo=1",
+            "limits: expected one of concurrent_requests, queued_tokens, context_tokens, got 'foo'",
+        ),
+        (
+            "limit used queued_tokens=abc",
+            "limits/queued_tokens: expected a whole number, got 'abc'",
+        ),
+        ("limit used queued_tokens=0", "limits/queued_tokens: expected at least 1, got 0"),
+        (
+            "limit default queued_tokens=9",
+            "that is the policy of requests of no tenant, which have",
+        ),
+    ],
+)
+def test_bad_tenant_is_one_line(used: Api, words: str, expected: str) -> None:
+    if "used" in words:
+        used.call("tenant", "create", "used")
+    assert expected in used.refused("tenant", *words.split())
+
+
+def test_change_that_needs_reading_too_says_so(used: Api, tmp_path: Path) -> None:
+    writer = used.make_key(tmp_path, "--scope", "write")
+    for command in (
+        "tenant describe acme x",
+        "tenant limit acme queued_tokens=1",
+        "tenant delete acme",
+        "policy revert 1",
+    ):
+        refusal = used.refused(*command.split(), key_file=writer)
+        assert "expected the scope 'read', for what is changed is read first\n" in refusal
 
 
 @pytest.mark.parametrize("name", ["Not_A_Label", "default", "a/../b", "ü", "\udcff", ""])
@@ -397,6 +492,37 @@ def test_delete_and_revoke_are_refused_without_a_terminal(api: Api) -> None:
         1,
         2,
     )
+
+
+def test_last_tenant_goes_only_with_a_word_about_it(
+    api: Api, type_in: Callable[[str], None], tmp_path: Path
+) -> None:
+    said = "no tenant is left: the serving API needs no key\n"
+    api.run("tenant", "create", "acme")
+    file = tmp_path / "bulk.json"
+    file.write_text('{"operations": [{"op": "delete_tenant", "name": "acme", "if_match": "*"}]}')
+    delete, revert = ("tenant", "delete", "acme"), ("policy", "revert", "1")
+    for command in (delete, revert, ("bulk", str(file))):
+        assert said in api.run(*command, "--dry-run")
+        if command in (delete, revert):
+            assert "expected --yes, or a terminal to ask on" in api.refused(*command)
+    for command in (delete, revert):
+        for answer, status in (("n\n", 2), ("y\n", 0)):
+            type_in(answer)
+            assert main([*command, "--url", api.url, "--key-file", str(api.key_file)]) == status
+            out, err = api.capsys.readouterr()
+            assert err.startswith(said)
+            assert "? [y/N] " in err
+            assert (said in out) == (status == 0)
+        api.run("tenant", "create", "acme")
+        assert said in api.run(*command, "--yes")
+        api.run("tenant", "create", "acme")
+    api.run("tenant", "create", "other")
+    type_in("y\n")
+    assert main([*delete, "--url", api.url, "--key-file", str(api.key_file)]) == 0
+    out, err = api.capsys.readouterr()
+    assert said not in out + err
+    assert api.run("policy", "revert", str(api.json("status")["desired_revision"])).startswith("no")
 
 
 # who may, and how it is told

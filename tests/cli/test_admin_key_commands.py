@@ -1,5 +1,6 @@
 """The commands for keys, against the real application."""
 
+import json
 import sqlite3
 import subprocess
 import sys
@@ -65,7 +66,7 @@ def test_key_is_rotated_and_revoked(used: Api, tmp_path: Path) -> None:
     assert "401: no such key, or one that has expired" in used.refused("status", key_file=old_file)
     new = err.split()[0]
     assert used.run("key", "revoke", new, "--yes") == f"{new} is revoked\n"
-    assert f"404: key '{new}'" in used.refused("key", "revoke", new, "--yes")
+    assert f"404: no key '{new}'" in used.refused("key", "revoke", new, "--yes")
     made = used.json("key", "create")
     assert used.json("key", "rotate", made["id"])["replaces"]["id"] == made["id"]
     assert used.json("key", "revoke", made["id"], "--yes") == {"revoked": made["id"]}
@@ -118,6 +119,39 @@ def test_nothing_is_recovered_where_no_server_was(
     assert not (tmp_path / "none.db").exists()
 
 
+def test_recovered_key_is_in_the_answer_with_json(
+    api: Api, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["key", "recover", "--json", "--admin-store", str(tmp_path / "store.db")]) == 0
+    out, err = capsys.readouterr()
+    made = json.loads(out)
+    assert (made["id"][:4], made["key"][:5], err) == ("key-", "spin_", "")
+
+
+def test_key_in_use_is_revoked_with_yes_only(used: Api, tmp_path: Path) -> None:
+    mine = used.make_key(tmp_path, "--scope", "keys")
+    key = next(k["id"] for k in used.json("key", "list")["items"] if k["scopes"] == ["keys"])
+    assert "in use" not in used.run("key", "revoke", key, "--dry-run")
+    refusal = used.refused("key", "revoke", key, key_file=mine)
+    assert "expected --yes, for it is the key that this command uses, got none" in refusal
+    assert used.run("key", "revoke", key, "--dry-run", key_file=mine)
+    out = used.run("key", "revoke", key, "--yes", key_file=mine)
+    assert out == f"{key} is revoked, the key that this command used\n"
+    assert "401" in used.refused("key", "list", key_file=mine)
+
+
+def test_key_that_has_ended_is_marked(used: Api, tmp_path: Path) -> None:
+    used.make_key(tmp_path, "--expires", "1", "--description", "short-lived")
+    deadline = time.monotonic() + 10
+    while True:
+        out = used.run("key", "list")
+        (line,) = [line for line in out.splitlines() if "short-lived" in line]
+        if "(ended)" in line:
+            break
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 @pytest.mark.parametrize("body", [b"\xff", b"[" * 100_000])
 def test_store_that_cannot_be_read_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], body: bytes
@@ -137,12 +171,18 @@ def test_store_that_cannot_be_read_is_one_line(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("create --scope everything", "422: body/scopes/0"),
-        ("create --tenant nobody", "404: tenant 'nobody'"),
+        ("create --scope everything", "422: scopes/0: expected 'read', "),
+        ("create --tenant nobody", "404: no tenant 'nobody'"),
         ("create --expires 2031-01-01", "--expires: expected a span such as 30d, or a time with"),
         ("create --expires 2001-01-01T00:00:00Z", "422: expires_at: expected a time to come"),
-        ("create --expires 999999999d", "--expires: expected"),
-        ("rotate key-1", "422: path/key_id"),
+        (
+            "create --expires 999999999d",
+            "--expires: expected a time before the year 9999, got '999999999d'",
+        ),
+        (
+            "rotate key-1",
+            "422: key_id: expected a key's id, such as key-0123456789abcdef, got 'key-1'",
+        ),
         ("rotate key-0123456789abcdef --overlap long", "--overlap: expected seconds"),
     ],
 )

@@ -53,6 +53,7 @@ class Api:
     key: str
     key_file: Path
     engine: Engine
+    server: AdminServer
     capsys: pytest.CaptureFixture[str]
     secrets: list[str] = field(default_factory=list)  # keys that were printed when they were made
 
@@ -127,7 +128,7 @@ def running(store: str | Path, engine: Engine) -> Iterator[AdminServer]:
 def speak_to(server: AdminServer, engine: Engine, capsys: pytest.CaptureFixture[str]) -> Api:
     assert server.first_key is not None
     key_file = Path(server.first_key)
-    return Api(server.url, key_file.read_text().strip(), key_file, engine, capsys)
+    return Api(server.url, key_file.read_text().strip(), key_file, engine, server, capsys)
 
 
 def lines(out: str) -> list[list[str]]:
