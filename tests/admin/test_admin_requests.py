@@ -255,7 +255,7 @@ def test_revert_says_what_is_not_brought_back(app: AdminApp, ask: Client) -> Non
     ask("PATCH", "/v1/policies/acme", {"target_sparsity": 0.9}, match="*")
     app.offset += app.offset.resolution * 61_000_000
     eventually(lambda: ask("GET", "/v1/policies/acme").json()["expires_at"] is None)
-    said = ["policy acme: what was set until a time that has passed is not brought back"]
+    said = ["what was set until a time that has passed is not brought back: acme"]
     for query in ("?dryRun=All", ""):
         answer = ask("POST", f"/v1/revisions/3/revert{query}", match="*").json()
         assert answer["warnings"] == said

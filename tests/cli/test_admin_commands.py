@@ -297,7 +297,7 @@ def test_revert_says_what_is_not_brought_back(api: Api, monkeypatch: pytest.Monk
     api.run("policy", "set", "default", "target_sparsity=0.4", "probe_period=8")
     administration, clock = api.server.administration, api.server.administration.clock
     monkeypatch.setattr(administration, "clock", lambda: clock() + timedelta(hours=2))
-    said = "policy default: what was set until a time that has passed is not brought back\n"
+    said = "what was set until a time that has passed is not brought back: default\n"
     for more in (["--dry-run"], []):
         out = api.run("policy", "revert", "2", *more)
         assert said in out

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -173,7 +173,7 @@ def show_changes(changes: Iterable[Change]) -> list[dict[str, Any]]:
     ]
 
 
-def show_dry_run(outcome: Outcome, ended: Iterable[str] = ()) -> dict[str, Any]:
+def show_dry_run(outcome: Outcome, ended: Sequence[str] = ()) -> dict[str, Any]:
     """Show what an operation would do; nothing is clamped as long as there are no guard rails."""
     return {
         "dry_run": True,
@@ -184,16 +184,17 @@ def show_dry_run(outcome: Outcome, ended: Iterable[str] = ()) -> dict[str, Any]:
     }
 
 
-def warnings(outcome: Outcome, ended: Iterable[str] = ()) -> list[str]:
+def warnings(outcome: Outcome, ended: Sequence[str] = ()) -> list[str]:
     """Say what may not have been meant.
 
     Args:
         ended: policies whose time limit has passed, which a revert does not bring back.
     """
-    found = [
-        f"policy {name}: what was set until a time that has passed is not brought back"
-        for name in ended
-    ]
+    found = []
+    if ended:
+        more = len(ended) - _MOST_NAMES
+        names = ", ".join(ended[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
+        found.append(f"what was set until a time that has passed is not brought back: {names}")
     if outcome.before.tenants and not outcome.state.tenants:
         found.append(NO_TENANT_LEFT)
     return found

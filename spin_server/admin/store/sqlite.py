@@ -157,7 +157,7 @@ class SqliteStore:
                 raise StoreError(
                     f"{self._path}{ending}: expected the file that the server opened, got "
                     f"{'another file of that name' if got else 'none: it was removed'}; "
-                    "restart the servers"
+                    "restart the servers (docs/admin.md: Restore)"
                 )
 
     @contextmanager
@@ -264,6 +264,18 @@ class SqliteStore:
         with self._writing, self._reading:
             self._writer.close()
             self._reader.close()
+            self._remove_stray_log()
+
+    def _remove_stray_log(self) -> None:
+        """Remove the log of a file that has no name any more, which SQLite leaves.
+
+        The next start would replay it over the file that has the name now, and corrupt it.
+        """
+        found = self._identities(_FILES)
+        if found[0] != self._opened[0]:
+            for ending, expected, got in zip(_FILES[1:], self._opened[1:], found[1:], strict=True):
+                if got == expected:
+                    Path(f"{self._path}{ending}").unlink(missing_ok=True)
 
 
 def _identity(path: str) -> tuple[int, int] | None:
