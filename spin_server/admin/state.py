@@ -24,6 +24,8 @@ from spin_server.policy.policy import Policy
 
 logger = logging.getLogger(__name__)
 
+_NOTHING_SET = PolicyDocument(fields={})
+
 
 @dataclass(frozen=True, slots=True)
 class Effective:
@@ -184,7 +186,7 @@ class State:
         """Get what is set of a policy; nothing, if nothing is."""
         found = self.read.get(Ref("policy", name))
         assert found is None or isinstance(found, PolicyDocument)
-        return PolicyDocument(fields={}) if found is None else found
+        return _NOTHING_SET if found is None else found
 
     def effective(self, name: str, *, canary: bool = False) -> Effective:
         """Put a policy together: the tenant's fields, then the default's, then the launch's.
