@@ -10,7 +10,7 @@ from spin_server.admin.operations import hash_key
 from spin_server.admin.state import State
 
 _MOST_CHARACTERS = 200
-_NO_KEY = "no such key, or one that has expired"
+_NO_KEY = "expected a key that is valid, got one that is unknown, revoked or expired"
 _MAY: dict[Scope, str] = {
     "read": "read",
     "write": "write",
@@ -77,8 +77,7 @@ def authenticate(state: State, authorization: str | None, now: datetime) -> Prin
     """Find the caller by his `Authorization: Bearer` header.
 
     Raises:
-        UnauthorizedError: no key, no such key, or one that has expired; the last two are told
-            alike.
+        UnauthorizedError: no key, or one that is unknown, revoked or expired: all told alike.
     """
     if not authorization:
         raise UnauthorizedError("expected the header Authorization: Bearer KEY")

@@ -1,6 +1,5 @@
 """The documents that the store keeps, and what may be sent to change them."""
 
-import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -93,7 +92,6 @@ POLICY_FIELDS = {
     "probe_period": "probe_period",
     "ema_decay": "ema_decay",
 }
-_KEY = re.compile(r"spin_[A-Za-z0-9_-]{16,}")
 SHARES = ("target_sparsity", "exploration_share", "ema_decay")
 Fields = dict[str, Any]  # some of POLICY_FIELDS; a share is a decimal string
 
@@ -301,11 +299,6 @@ DOCUMENTS: dict[str, type[BaseModel]] = {
     "tenant": TenantDocument,
     "key": KeyDocument,
 }
-
-
-def without_keys(text: str) -> str:
-    """Black out keys: a caller may have put one where it does not belong."""
-    return _KEY.sub("spin_…", text)
 
 
 def timestamp(moment: datetime) -> Timestamp:

@@ -77,7 +77,10 @@ def test_key_that_is_almost_right_is_refused(admin: Administration) -> None:
         f"{key.secret} {key.secret}",
         NewKey.draw().secret,
     ):
-        assert refusal(admin, f"Bearer {wrong}") == "no such key, or one that has expired"
+        assert (
+            refusal(admin, f"Bearer {wrong}")
+            == "expected a key that is valid, got one that is unknown, revoked or expired"
+        )
 
 
 def test_key_is_refused_from_its_end_on_as_if_unknown(admin: Administration, clock: Clock) -> None:

@@ -43,7 +43,10 @@ def test_wrong_key_is_refused_without_being_shown(used: Api, tmp_path: Path) -> 
     wrong.write_text("spin_wrong\n")
     for command in COMMANDS:
         error = used.refused(*command.split(), key_file=wrong)
-        assert "401: no such key, or one that has expired (the key came from --key-file" in error
+        assert (
+            "401: expected a key that is valid, got one that is unknown, revoked or expired "
+            "(the key came from --key-file"
+        ) in error
         assert "spin_wrong" not in error
 
 

@@ -63,7 +63,10 @@ def test_key_is_rotated_and_revoked(used: Api, tmp_path: Path) -> None:
     status, out, err = used.call("key", "rotate", old, "--overlap", "0")
     assert (status, out.startswith("spin_")) == (0, True)
     assert f"it replaces {old}, which ends 20" in err
-    assert "401: no such key, or one that has expired" in used.refused("status", key_file=old_file)
+    assert (
+        "401: expected a key that is valid, got one that is unknown, revoked or expired"
+        in used.refused("status", key_file=old_file)
+    )
     new = err.split()[0]
     assert used.run("key", "revoke", new, "--yes") == f"{new} is revoked\n"
     assert f"404: no key '{new}'" in used.refused("key", "revoke", new, "--yes")

@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from spin_server.admin.access import Principal, authenticate
 from spin_server.admin.administration import Administration, Author, Outcome
 from spin_server.admin.applier import Applier
-from spin_server.admin.documents import came, without_keys
+from spin_server.admin.documents import came
 from spin_server.admin.engine_link import EngineLink
 from spin_server.admin.errors import InvalidError, MalformedError, UnauthorizedError
 from spin_server.admin.http.request_ids import request_id
@@ -23,6 +23,7 @@ from spin_server.admin.operations import Operation, begin_anew, set_body, visibl
 from spin_server.admin.state import State
 from spin_server.admin.store.interface import Change
 from spin_server.admin.warnings import NO_TENANT_LEFT
+from spin_server.key_text import blacked_out
 
 _MOST_NAMES = 100
 APPLY_SECONDS = 4.0  # less than the server's stop waits for open requests
@@ -91,7 +92,7 @@ class Caller:
 
     def author(self, reason: str) -> Author:
         """Say who asks for a change."""
-        return Author(self.principal.key_id, self._action, without_keys(reason), self._request_id)
+        return Author(self.principal.key_id, self._action, blacked_out(reason), self._request_id)
 
     async def perform(self, operation: Operation, query: WriteQuery) -> Outcome:
         """Try or commit an operation, with a key that is still good when it is committed."""

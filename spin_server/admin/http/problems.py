@@ -9,12 +9,12 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from spin_server.admin.documents import without_keys
 from spin_server.admin.errors import RefusedError, UnauthorizedError, UnavailableError
 from spin_server.admin.http.request_ids import HEADER, request_id
 from spin_server.admin.http.words import parameters, words
 from spin_server.admin.store.interface import StoreError
 from spin_server.errors import InputError
+from spin_server.key_text import blacked_out
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def _without_keys(found: Any) -> Any:
         return {name: _without_keys(value) for name, value in found.items()}
     if isinstance(found, list):
         return [_without_keys(value) for value in found]
-    return without_keys(found) if isinstance(found, str) else found
+    return blacked_out(found) if isinstance(found, str) else found
 
 
 def _refused(_: Request, error: Exception) -> JSONResponse:
@@ -84,7 +84,7 @@ def _methods(request: Request) -> set[str]:
 
 
 def _unexpected(request: Request, error: Exception) -> JSONResponse:
-    path = without_keys(request.url.path)
+    path = blacked_out(request.url.path)
     logger.exception("admin: %s %s failed", request.method, path, exc_info=error)
     answer = problem(500, "Internal error", "the server's log says more")
     answer.headers[HEADER] = request_id(request.scope)  # it is sent from outside of all else

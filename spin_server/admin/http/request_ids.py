@@ -6,7 +6,7 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from spin_server.admin.documents import without_keys
+from spin_server.key_text import blacked_out
 
 HEADER = "X-Request-Id"
 _GOOD = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -17,7 +17,7 @@ def request_id(scope: Scope) -> str:
     """Get a request's id: the caller's own, if it is short and plain and no key, or a new one."""
     if _KEPT not in scope:
         given = Headers(scope=scope).getlist(HEADER)
-        good = len(given) == 1 and _GOOD.fullmatch(given[0]) and without_keys(given[0]) == given[0]
+        good = len(given) == 1 and _GOOD.fullmatch(given[0]) and blacked_out(given[0]) == given[0]
         scope[_KEPT] = given[0] if good else uuid.uuid4().hex
     found: str = scope[_KEPT]
     return found

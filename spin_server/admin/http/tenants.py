@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from spin_server.admin.documents import Limits, Name, PolicyPatch, without_keys
+from spin_server.admin.documents import Limits, Name, PolicyPatch
 from spin_server.admin.http import answers
 from spin_server.admin.http.answers import described
 from spin_server.admin.http.context import (
@@ -30,13 +30,14 @@ from spin_server.admin.operations import (
 )
 from spin_server.admin.state import State
 from spin_server.admin.store.interface import Ref
+from spin_server.key_text import blacked_out
 
 router = APIRouter(prefix="/v1/tenants", tags=["tenants"])
 
 Description = Annotated[
     str,
     Field(max_length=200, description="for people", examples=["Search"]),
-    AfterValidator(without_keys),
+    AfterValidator(blacked_out),
 ]
 
 
