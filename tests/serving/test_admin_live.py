@@ -227,7 +227,7 @@ def test_limits_of_a_tenant_hold_and_are_its_own(
     code, text = refused(server.complete, PROMPT[:200] * 46, harsh, max_tokens=1)
     assert (code, "fewer than 9,040 tokens, the tenant's context" in text) == (400, True)
     code, text = refused(server.complete, "x", harsh, n=3, max_tokens=1, temperature=1)
-    assert (code, "at most 2 sequences of a tenant, got 3" in text) == (400, True)
+    assert (code, "at most 2 sequences of a tenant open at once, got 3" in text) == (400, True)
     limit(concurrent_requests=None, context_tokens=None, queued_tokens=None)
     assert (
         server.complete("x", harsh, max_tokens=1, n=3, temperature=1)["usage"]["completion_tokens"]
