@@ -43,6 +43,7 @@ class Client:
         names = [f"tenant-{index % TENANTS:04}.{index:024}" for index in range(running)]
         self.output_processor = SimpleNamespace(
             external_req_ids=dict.fromkeys(names),
+            add_request=None,
             request_states={
                 name: SimpleNamespace(is_prefilling=True, prompt_len=5000, external_req_id=name)
                 for name in names

@@ -52,6 +52,8 @@ def ask(
             if not data or data == "[DONE]":
                 continue
             event = json.loads(data)
+            if "error" in event:
+                raise SystemExit(f"\n{url} broke off: {event['error'].get('message')}")
             if event["choices"]:
                 last = time.perf_counter()
                 first = first or last

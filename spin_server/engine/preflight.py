@@ -43,13 +43,17 @@ def check_port(host: str, port: int) -> None:
         ) from None
 
 
-def check_memory(model: str, kv_cache_bytes: int | None, spin_bytes: int) -> str:
+def check_memory(
+    model: str, kv_cache_bytes: int | None, spin_bytes: int, utilization: float = 0.0
+) -> str:
     """Refuse to start what this machine's memory cannot hold.
 
     Args:
         model: a model folder, whose weights are counted; a name counts as nothing.
         kv_cache_bytes: the KV cache asked for; None where vLLM sizes it to what is free.
         spin_bytes: SPIN's histories.
+        utilization: the share of the machine's memory that vLLM takes where it sizes the KV cache;
+            0: not known.
 
     Returns:
         What is needed and what there is, in words.
@@ -70,6 +74,14 @@ def check_memory(model: str, kv_cache_bytes: int | None, spin_bytes: int) -> str
             f"memory: expected {needed / _GIB:.1f} GiB available ({listed}), got "
             f"{available / _GIB:.1f} GiB; free some, or lower --kv-cache-memory-bytes, "
             "--max-num-seqs or --max-model-len"
+        )
+    machine = psutil.virtual_memory()
+    # What vLLM compares by itself, and takes; it knows of no container's limit.
+    if kv_cache_bytes is None and utilization and machine.available < utilization * machine.total:
+        raise StartupError(
+            f"memory: expected {utilization * machine.total / _GIB:.1f} GiB available, "
+            f"{utilization:g} of the machine's (--gpu-memory-utilization), got "
+            f"{machine.available / _GIB:.1f} GiB; give --kv-cache-memory-bytes, or a smaller share"
         )
     return f"{needed / _GIB:.1f} GiB needed ({listed}), {available / _GIB:.1f} available"
 

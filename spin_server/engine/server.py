@@ -46,6 +46,8 @@ _PAGE_SLOTS = SpinOptions().block_size
 _METRICS_PERIOD_SECONDS = 5.0
 # How long open responses may go on after a signal.
 _STREAM_SECONDS = 5
+# Of vLLM, these log a traceback of whatever is refused.
+_LOG_REFUSALS = ("vllm.entrypoints.anthropic.api_router",)
 
 
 class Guest(Protocol):
@@ -210,6 +212,16 @@ def _export_usage(engine_client: Any, collector: SpinCollector) -> None:
     _export(usage)
 
 
+def _refusal_in_one_line(record: logging.LogRecord) -> bool:
+    """Log no traceback of what a client was refused: a limit may be met many times a second."""
+    from vllm.exceptions import GracefulHTTPError
+
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, GracefulHTTPError | InputError):
+        record.msg, record.args, record.exc_info = f"refused: {error}", (), None
+    return True
+
+
 def _export(collector: Collector) -> None:
     from vllm.v1.metrics.prometheus import get_prometheus_registry
 
@@ -235,7 +247,9 @@ async def _serve(
     if not settings.enabled:
         spin_bytes = 0
     if current_platform.is_cpu():
-        memory = preflight.check_memory(args.model, args.kv_cache_memory_bytes, spin_bytes)
+        memory = preflight.check_memory(
+            args.model, args.kv_cache_memory_bytes, spin_bytes, args.gpu_memory_utilization
+        )
         logger.info("memory: %s", memory)
     decorate_logs("APIServer", skip_if_decorated=True)
     try:
@@ -260,6 +274,8 @@ async def _serve(
             await stack.enter_async_context(guest(control))
             args.middleware = [*args.middleware, MIDDLEWARE]  # the last is around all others
             logging.getLogger("uvicorn.access").addFilter(BlackOut())
+            for name in _LOG_REFUSALS:
+                logging.getLogger(name).addFilter(_refusal_in_one_line)
         polling = asyncio.create_task(poll(engine_client, collector, _METRICS_PERIOD_SECONDS))
         shutdown = engine_client.shutdown
 

@@ -179,6 +179,17 @@ def test_bulk_is_all_or_nothing(app: AdminApp, ask: Client) -> None:
     assert float(app.engine.policy("t1").sparsity) == 0.65
 
 
+def test_tenant_is_not_made_anew_beside_its_deletion(ask: Client) -> None:
+    make_tenant(ask)
+    steps = [
+        {"op": "delete_tenant", "name": "acme", "if_match": "*"},
+        {"op": "create_tenant", "name": "acme"},
+    ]
+    refused = ask("POST", "/v1/bulk", {"operations": steps})
+    assert refused.status_code == 409
+    assert "expected to be made anew in a request of its own" in refused.json()["detail"]
+
+
 def test_lists_come_in_pages(ask: Client) -> None:
     names = [f"t{index:02}" for index in range(7)]
     ask("POST", "/v1/bulk", {"operations": [{"op": "create_tenant", "name": n} for n in names]})
@@ -201,6 +212,8 @@ def test_revert_brings_policies_back_and_no_key(app: AdminApp, ask: Client) -> N
     assert ask("POST", f"/v1/revisions/{good}/revert").status_code == 428
     assert ask("POST", f"/v1/revisions/{good}/revert", match='"1"').status_code == 412
     newest = ask("GET", "/v1/status").headers["etag"]
+    tried = ask("POST", f"/v1/revisions/{good}/revert?dryRun=All", match=f'"1", {newest}')
+    assert tried.status_code == 200, tried.text
     found = ask("POST", f"/v1/revisions/{good}/revert", match=newest)
     assert found.status_code == 200, found.text
     assert [change["kind"] for change in found.json()["changes"]] == ["policy"]

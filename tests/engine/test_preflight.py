@@ -51,6 +51,18 @@ def test_too_little_memory_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path:
         preflight.check_memory(str(tmp_path), gib, gib)
 
 
+def test_share_of_the_machine_that_is_not_free_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    memory = SimpleNamespace(available=21 * 2**30, total=24 * 2**30)
+    monkeypatch.setattr(preflight.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(preflight, "_CGROUP", tmp_path / "none")
+    with pytest.raises(StartupError, match=r"expected 22\.1 GiB available, 0\.92 .* got 21\.0 GiB"):
+        preflight.check_memory(str(tmp_path), None, 0, 0.92)
+    preflight.check_memory(str(tmp_path), None, 0, 0.87)
+    preflight.check_memory(str(tmp_path), 2**30, 0, 0.92)
+
+
 def test_containers_memory_limit_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     gib = 2**30
     memory = SimpleNamespace(available=64 * gib)

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt
 from spin_server.admin.access import Principal
 from spin_server.admin.documents import Limits, Name, PolicyPatch
 from spin_server.admin.engine_link import EngineLink
+from spin_server.admin.errors import ConflictError
 from spin_server.admin.http import answers
 from spin_server.admin.http.answers import described
 from spin_server.admin.http.context import (
@@ -136,6 +137,14 @@ def _operation(step: Step, principal: Principal, now: datetime, link: EngineLink
 async def apply(bulk: Bulk, caller: Caller_, query: Write_) -> dict[str, Any]:
     """All changes make one revision; if one is refused, none is made."""
     now, link = caller.administration.clock(), caller.services.link
+    gone = {step.name for step in bulk.operations if isinstance(step, DeleteTenant)}
+    for step in bulk.operations:
+        if isinstance(step, CreateTenant) and step.name in gone:
+            # They might cancel out, and the tenant keep its prefixes and ETags.
+            raise ConflictError(
+                f"tenant {step.name!r}: expected to be made anew in a request of its own, got it "
+                "beside its deletion"
+            )
     operations = [_operation(step, caller.principal, now, link) for step in bulk.operations]
     outcome = await caller.perform(together(operations), query)
     if query.dry_run:

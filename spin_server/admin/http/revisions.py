@@ -22,7 +22,7 @@ from spin_server.admin.http.context import (
     show_prefix_cache,
     warnings,
 )
-from spin_server.admin.operations import difference, etag, restore, without_ended
+from spin_server.admin.operations import difference, etag, matches, restore, without_ended
 from spin_server.admin.store.interface import Commit
 
 router = APIRouter(tags=["revisions"])
@@ -115,7 +115,7 @@ async def revert(
     wanted, ended = without_ended(then, caller.administration.clock())
     if if_match is None:
         raise UnconditionalError(f"expected If-Match: {etag(base)}, the newest revision")
-    if if_match.strip() not in ("*", etag(base)):
+    if not matches(if_match, etag(base)):
         raise PreconditionError(f"expected If-Match {etag(base)}, the newest, got {if_match}")
     outcome = await caller.perform(restore(wanted, base), query)
     if query.dry_run:

@@ -29,6 +29,11 @@ def etag(revision: int) -> str:
     return f'"{revision}"'
 
 
+def matches(if_match: str, current: str) -> bool:
+    """Say whether an `If-Match` is met by an ETag."""
+    return if_match.strip() == "*" or current in [tag.strip() for tag in if_match.split(",")]
+
+
 def require_match(state: State, ref: Ref, if_match: str | None) -> None:
     """Refuse a write that is not based on the document's newest revision.
 
@@ -41,7 +46,7 @@ def require_match(state: State, ref: Ref, if_match: str | None) -> None:
         raise UnconditionalError(
             f"{ref.kind} {ref.name}: expected If-Match, such as {current}, its ETag"
         )
-    if if_match.strip() != "*" and current not in [tag.strip() for tag in if_match.split(",")]:
+    if not matches(if_match, current):
         raise PreconditionError(
             f"{ref.kind} {ref.name}: expected If-Match {current}, got {if_match}"
         )

@@ -76,12 +76,12 @@ class TenantDoor:
             return
         keys = [value for name, value in scope["headers"] if name == b"authorization"]
         visit = Visit(keys[0].decode("latin-1") if keys else None)
-        if not porter.authenticator.configured():
-            with visiting(visit):
-                await self._app(scope, receive, send)
-            return
+        passage = _Passage(porter, visit, scope, receive, send)
         whose: str | None = NOBODY
         try:
+            if not porter.authenticator.configured():
+                await passage.serve_anybody(self._app)
+                return
             if len(keys) > 1:
                 raise _RefusedError(HTTPStatus.UNAUTHORIZED, "expected one header Authorization")
             try:
@@ -89,14 +89,14 @@ class TenantDoor:
             except UnknownCallerError as error:
                 raise _RefusedError(HTTPStatus.UNAUTHORIZED, str(error)) from None
             whose = visit.caller.tenant
-            await _Passage(porter, visit, scope, receive, send).serve(self._app)
+            await passage.serve(self._app)
         except _RefusedError as error:
             porter.refusals.count(whose, error.status)
             await _refuse(scope, receive, send, error.status, str(error))
 
 
 class _Passage:
-    """One request of a known caller on its way in, and its answer on its way out.
+    """One request on its way in, and its answer on its way out.
 
     Nothing of the answer leaves before the engine was given the request, or the answer is complete:
     some routes begin a stream first, and what refuses the request then could not be told.
@@ -117,8 +117,20 @@ class _Passage:
         self._held: list[Message] = []
         self._refused: _RefusedError | None = None
 
+    async def serve_anybody(self, app: ASGIApp) -> None:
+        """Serve it, where nobody needs a key, as vLLM does.
+
+        Raises:
+            _RefusedError: it is not served, and nothing was answered.
+        """
+        if self._endpoint in SERVED:
+            await self._through(app, self._scope, self._receive)
+            return
+        with visiting(self._visit):
+            await app(self._scope, self._receive, self._send)
+
     async def serve(self, app: ASGIApp) -> None:
-        """Serve it.
+        """Serve it to a known caller.
 
         Raises:
             _RefusedError: it is not served, and nothing was answered.
@@ -132,9 +144,12 @@ class _Passage:
         if told.isdigit() and int(told) > self._most_bytes:
             raise self._too_large()
         self._count_tokens_in_turn()
+        await self._through(app, {**self._scope, "headers": headers}, self._bounded)
+
+    async def _through(self, app: ASGIApp, scope: Scope, receive: Receive) -> None:
         try:
             with visiting(self._visit):
-                await app({**self._scope, "headers": headers}, self._bounded, self._sent)
+                await app(scope, receive, self._sent)
         except Exception as error:
             self._refused = self._refused or _refusal_of(self._visit)
             if self._begun or self._refused is None:
@@ -182,7 +197,17 @@ class _Passage:
         if self._read > self._most_bytes:
             self._refused = self._too_large()
             raise self._refused
+        if self._is_read:
+            self._ask_again()
         return message
+
+    def _ask_again(self) -> None:
+        """Ask for the key once the body has come, which may have taken its time."""
+        try:
+            self._porter.authenticator.caller(self._visit.authorization)
+        except UnknownCallerError as error:
+            self._refused = _RefusedError(HTTPStatus.UNAUTHORIZED, str(error))
+            raise self._refused from None
 
     def _too_large(self) -> _RefusedError:
         text = f"expected a body of at most {self._most_bytes:,} bytes"

@@ -9,6 +9,7 @@ from typing import Any
 
 from spin_server.engine.tenancy.callers import Visit
 from spin_server.engine.tenancy.limits import Limits
+from spin_server.engine.tenancy.request_ids import owner
 from spin_server.errors import InputError
 
 
@@ -17,7 +18,7 @@ class _Open:
     visit: Visit
     sequences: int
     tokens: int
-    begun: bool = False  # whether the engine was seen to have it
+    begun: bool = False  # whether the engine was given it
 
 
 class OpenRequests:
@@ -33,6 +34,15 @@ class OpenRequests:
     def __init__(self, processor: Any) -> None:
         self._processor = processor
         self._open: defaultdict[str, dict[str, _Open]] = defaultdict(dict)
+        add_request = processor.add_request
+
+        def noted(request: Any, *rest: Any, **keywords: Any) -> Any:
+            entries = self._open.get(owner(request.external_req_id), {})
+            if (entry := entries.get(request.external_req_id)) is not None:
+                entry.begun = True
+            return add_request(request, *rest, **keywords)
+
+        processor.add_request = noted
 
     def check(
         self, tenant: str, limits: Limits, visit: Visit, *, sequences: int, tokens: int
@@ -84,7 +94,6 @@ class OpenRequests:
         """Count a request's prompt tokens as long as a sequence of it has no first token."""
         states = self._processor.request_states
         if parts := self._processor.external_req_ids.get(request_id):
-            entry.begun = True
             return entry.tokens if any(states[part].is_prefilling for part in parts) else 0
         return 0 if entry.begun else entry.tokens
 

@@ -7,7 +7,7 @@ from http import HTTPStatus
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from spin_server.engine.spin.metrics import SpinCollector
+from spin_server.engine.spin.metrics import OTHER, SpinCollector
 from spin_server.policy.policy import DEFAULT
 
 # Of what is behind the door a caller's own mistakes, 400 and 422, are not counted.
@@ -41,11 +41,18 @@ class Refusals(Collector):
             tenant: None: a key of no tenant; `NOBODY`: no key that is known.
         """
         if status in COUNTED:
-            label = tenant if tenant == NOBODY else self._label(tenant or DEFAULT)
-            self._counts[label, status] += 1
+            self._counts[DEFAULT if tenant is None else tenant, status] += 1
+
+    def _settle(self) -> None:
+        """Put together what tenants were refused that have no label of their own any more."""
+        for tenant, status in list(self._counts):
+            label = tenant if tenant in (NOBODY, OTHER) else self._label(tenant)
+            if label != tenant:
+                self._counts[label, status] += self._counts.pop((tenant, status))
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metric family."""
+        self._settle()
         family = CounterMetricFamily(
             "spin_refused_requests",
             "requests refused for their key, their route, their size or their tenant's limits",

@@ -115,7 +115,7 @@ def test_guard_draws_by_the_requests_own_id(by_name: bool) -> None:
             seen.append(sampling_params.extra_args["spin_policy"])
 
         encode = generate
-        output_processor = None
+        output_processor = SimpleNamespace(add_request=None)
 
     chosen, client = gate(allow=False), Client()
     chosen.name_rows({}, {"default": (3, 50)})
@@ -166,7 +166,12 @@ class Recorder:
     def __init__(self) -> None:
         self.seen: list[dict[str, Any]] = []
         self.params: Any = None
-        self.output_processor = SimpleNamespace(request_states={}, external_req_ids={})
+        self.added: list[str] = []
+        self.output_processor = SimpleNamespace(
+            request_states={},
+            external_req_ids={},
+            add_request=lambda request: self.added.append(request.external_req_id),
+        )
 
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, *, priority: int = 0
@@ -367,6 +372,9 @@ def test_prompts_count_until_their_first_token_once_whatever_n_is() -> None:
     _, small = opened(client, caller)
     processor, request = client.output_processor, client.seen[0]["id"]
     states = [SimpleNamespace(is_prefilling=True) for _ in range(2)]
+    for external in (request, "of nobody's", request):  # one for each of n
+        processor.add_request(SimpleNamespace(external_req_id=external))
+    assert client.added == [request, "of nobody's", request]
     processor.external_req_ids[request] = ["0", "1"]
     processor.request_states |= {"0": states[0], "1": states[1]}
     assert "8 of 10 prompt tokens" in too_many(client, caller, long)
@@ -379,6 +387,16 @@ def test_prompts_count_until_their_first_token_once_whatever_n_is() -> None:
     del held_too
     opened(client, caller, long)
     del held, small
+
+
+def test_prompt_that_ended_unseen_is_queued_no_longer() -> None:
+    client, caller = limited(queued_tokens=10)
+    six = rendered(prompt_token_ids=list(range(6)))
+    _, held = opened(client, caller, six)
+    too_many(client, caller, six)
+    client.output_processor.add_request(SimpleNamespace(external_req_id=client.seen[0]["id"]))
+    opened(client, caller, six)  # it came and went while nobody looked
+    del held
 
 
 def test_key_that_is_over_when_the_body_has_come_is_refused() -> None:

@@ -12,7 +12,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from spin_server.engine.spin.metrics import SpinCollector
+from spin_server.engine.spin.metrics import OTHER, SpinCollector
 from spin_server.engine.spin.settings import SpinSettings
 from spin_server.engine.tenancy import door
 from spin_server.engine.tenancy.callers import Caller, UnknownCallerError, Visit, current_visit
@@ -293,6 +293,36 @@ def test_stream_that_begins_before_the_engine_is_asked_is_held_back_until_then(
         assert counted(refusals) == {}
 
 
+@pytest.mark.parametrize("refused", [True, False])
+def test_stream_is_held_back_where_nobody_needs_a_key_too(keys: Keys, *, refused: bool) -> None:
+    keys.tenants = False
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await send(START)
+        if refused:
+            visit_here().refusal = InputError("vllm_xargs.spin_policy", "absent", "x")
+            raise RuntimeError("response already started")
+        visit_here().admitted = True
+        await send(piece(b"token", more=False))
+
+    found = asyncio.run(ask(app, "/v1/responses", "Bearer bad"))
+    assert [found[0]["status"], len(found)] == [400 if refused else 200, 2]
+
+
+def test_key_that_is_over_once_the_body_has_come_is_refused(
+    keys: Keys, monkeypatch: pytest.MonkeyPatch, refusals: Refusals
+) -> None:
+    monkeypatch.setitem(KEYS, "Bearer short", Caller("acme"))
+
+    async def app(_scope: Any, receive: Any, send: Any) -> None:
+        monkeypatch.delitem(KEYS, "Bearer short")
+        await receive()
+        await send(START)
+
+    assert asyncio.run(ask(app, "/tokenize", "Bearer short"))[0]["status"] == 401
+    assert counted(refusals) == {("acme", "401"): 1}
+
+
 def test_failure_that_is_no_refusal_stays_one(keys: Keys) -> None:
     async def app(_scope: Any, _receive: Any, send: Any) -> None:
         await send(START)
@@ -364,6 +394,8 @@ def test_refusals_are_counted_by_tenant_and_status(http: TestClient, refusals: R
     http.post("/v1/unheard-of", headers=key("Bearer nobodys"))
     http.post("/v1/completions", headers=key())
     assert counted(refusals) == {("", "401"): 1, ("acme", "403"): 1, ("default", "403"): 1}
+    refusals._label = lambda _: OTHER  # type: ignore[method-assign,assignment]
+    assert counted(refusals) == {("", "401"): 1, ("_other", "403"): 2}
 
 
 def test_websocket_without_a_route_for_tenants_is_closed(http: TestClient, keys: Keys) -> None:
