@@ -9,7 +9,7 @@ import pytest
 from admin_app import AdminApp, Client, audit, eventually, make_tenant
 
 from spin_server.admin.applier import RowAllotment
-from spin_server.admin.http import context, limits
+from spin_server.admin.http import context
 from spin_server.policy.ratio import Ratio
 
 
@@ -132,17 +132,6 @@ def test_number_that_is_none_is_refused(ask: Client) -> None:
             headers={"Content-Type": "application/merge-patch+json"},
         )
         assert answer.status_code == 422, text
-
-
-def test_body_of_another_type_or_size_is_refused(ask: Client) -> None:
-    url, headers = "/v1/policies/default", {"Content-Type": "text/plain"}
-    answer = ask("PATCH", url, match="*", content=b"{}", headers=headers)
-    assert answer.status_code == 415
-    large = b'{"target_sparsity": "' + b"0" * 2**20 + b'"}'
-    headers = {"Content-Type": "application/json"}
-    assert ask("PATCH", url, match="*", content=large, headers=headers).status_code == 413
-    pieces = (large[i : i + 65536] for i in range(0, len(large), 65536))  # no length announced
-    assert ask("PATCH", url, match="*", content=pieces, headers=headers).status_code == 413
 
 
 def test_time_limit_takes_a_change_back(app: AdminApp, ask: Client) -> None:
@@ -285,44 +274,6 @@ def test_name_of_the_launch_is_no_tenants(ask: Client) -> None:
     assert "--spin-policies" in answer.json()["detail"]
 
 
-def test_request_that_breaks_off_does_nothing(app: AdminApp) -> None:
-    sent: list[Any] = []
-    parts = iter(
-        [
-            {"type": "http.request", "body": b'{"name":"half"}', "more_body": True},
-            {"type": "http.disconnect"},
-        ]
-    )
-
-    async def receive() -> Any:
-        return next(parts)
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    headers = [
-        (b"authorization", f"Bearer {app.key}".encode()),
-        (b"content-type", b"application/json"),
-        (b"content-length", b"5000"),
-    ]
-    scope = {
-        "type": "http",
-        "http_version": "1.1",
-        "method": "POST",
-        "path": "/v1/tenants",
-        "raw_path": b"/v1/tenants",
-        "query_string": b"",
-        "headers": headers,
-        "scheme": "http",
-        "server": ("127.0.0.1", 1),
-        "client": ("127.0.0.1", 2),
-    }
-    asyncio.run(app.app(scope, receive, send))
-    assert sent == []
-    assert app.administration.state.tenants == []
-    app.store.close()
-
-
 def test_tenants_are_as_many_as_the_table_has_rows(app: AdminApp, ask: Client) -> None:
     names = [f"t{index}" for index in range(app.engine.capacity - 1)]
     steps = [{"op": "create_tenant", "name": name} for name in names]
@@ -356,28 +307,6 @@ def test_requests_are_counted_by_route(ask: Client) -> None:
     assert f'spin_admin_requests_total{{code="200",{route}}} 1.0' in text
     assert f'spin_admin_requests_total{{code="404",{route}}} 1.0' in text
     assert 'spin_admin_requests_total{code="404",method="GET",route="none"} 1.0' in text
-
-
-@pytest.mark.parametrize(
-    ("body", "detail"),
-    [
-        (b'{"probe_period": 1, "probe_period": 2}', "expected each member of an object once"),
-        (b'{"probe_period": 1', "expected JSON, got something else at line 1, column 19"),
-        (b"probe_period=1", "expected JSON, got something else at line 1, column 1"),
-        (b'{"probe_period": "\xff"}', "expected JSON in UTF-8, got other bytes"),
-        (b"[" * 100_000, "expected JSON of ordinary depth"),
-        (b'{"probe_period": ' + b"9" * 5000 + b"}", "numbers of ordinary length"),
-    ],
-)
-def test_body_that_means_nothing_or_two_things_is_refused(
-    ask: Client, body: bytes, detail: str
-) -> None:
-    headers = {"content-type": "application/json", "if-match": "*"}
-    headers["authorization"] = f"Bearer {ask.key}"
-    answer = ask.http.patch("/v1/policies/default", content=body, headers=headers)
-    assert answer.status_code == 422
-    assert detail in answer.json()["detail"]
-    assert ask("GET", "/v1/policies/default").json()["revision"] == 0
 
 
 def test_change_says_whose_cached_prefixes_begin_anew(ask: Client) -> None:
@@ -439,36 +368,6 @@ def test_limits_of_a_tenant_are_set_lifted_and_nobodys_own(ask: Client) -> None:
     assert own("POST", "/v1/bulk", bulk).status_code == 403
     assert ask("POST", "/v1/bulk", bulk).status_code == 200
     assert ask("GET", "/v1/tenants/acme").json()["limits"]["context_tokens"] == 10
-
-
-def test_nothing_of_an_unknown_callers_body_is_read(
-    app: AdminApp, ask: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[int] = []
-    monkeypatch.setattr(limits, "_fault", lambda body: read.append(len(body)))
-    nested = b"[" * 1000 + b"]" * 1000
-    headers = {"Content-Type": "application/json"}
-    for key in (None, "spin_" + "A" * 43, ""):
-        stranger = ask.with_key(key)
-        for content in (nested, iter([nested])):  # announced, and not
-            answer = stranger("POST", "/v1/bulk", content=content, headers=headers)
-            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
-    assert read == []
-    assert ask("POST", "/v1/bulk", content=nested, headers=headers).status_code == 400
-    assert read == [2000]
-
-
-def test_slow_body_is_let_go(ask: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_READ_SECONDS", 0.05)
-
-    async def never(_: Any) -> bytes:
-        await asyncio.sleep(60)
-        return b""
-
-    monkeypatch.setattr(limits, "_read", never)
-    answer = ask("POST", "/v1/bulk", {"operations": []})
-    assert answer.status_code == 408
-    assert "expected the whole body within 0 seconds" in answer.json()["detail"]
 
 
 def test_engine_that_hangs_is_behind_from_the_change_on(

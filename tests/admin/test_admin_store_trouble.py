@@ -52,9 +52,7 @@ def metric(ask: Client, of: str) -> float:
 
 
 def copy_over(path: Path) -> None:
-    copy = path.with_name("copy.db")
-    with closing(sqlite3.connect(path)) as db, closing(sqlite3.connect(copy)) as other:
-        db.backup(other)
+    copy = backup(path)
     copy.replace(path)
 
 
@@ -111,13 +109,18 @@ def test_file_that_is_replaced_during_a_commit_is_not_acknowledged(
     assert admin.state.revision == 0
 
 
+def backup(path: Path) -> Path:
+    copy = path.with_name("copy.db")
+    with closing(sqlite3.connect(path)) as db, closing(sqlite3.connect(copy)) as other:
+        db.backup(other)
+    return copy
+
+
 def test_copy_in_place_of_the_file_is_whole_after_a_restart(
     admin: Administration, open_admin: OpenAdmin, path: Path
 ) -> None:
     add_tenant(admin, "a")
-    copy = path.with_name("copy.db")
-    with closing(sqlite3.connect(path)) as db, closing(sqlite3.connect(copy)) as other:
-        db.backup(other)
+    copy = backup(path)
     for number in range(50):  # a log that is longer than the copy
         add_tenant(admin, f"t{number}")
     copy.replace(path)
@@ -131,9 +134,7 @@ def test_backup_is_restored_as_documented(
     admin: Administration, open_admin: OpenAdmin, path: Path
 ) -> None:
     add_tenant(admin, "a")
-    copy = path.with_name("copy.db")
-    with closing(sqlite3.connect(path)) as db, closing(sqlite3.connect(copy)) as other:
-        db.backup(other)
+    copy = backup(path)
     patch(admin, "a", target_sparsity=0.7)
     admin.store.close()
     for ending in ("-wal", "-shm"):

@@ -45,7 +45,7 @@ class Authenticator(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Visit:
     """One HTTP request, from the door until its answer is written or its client is gone.
 

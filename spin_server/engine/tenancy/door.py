@@ -21,7 +21,7 @@ MOST_BODY_BYTES = 64 * 2**20  # a million tokens, written as numbers, take seven
 # A token count happens between the others' tokens, and at once: no scheduler has it wait.
 BYTES_PER_COUNTED_TOKEN = 8
 BODY_SECONDS = 30.0  # between two pieces of a body
-_RETRY_AFTER = (b"retry-after", b"1")  # seconds; a step takes less, and a long prefill more
+_RETRY_AFTER = "1"  # seconds; a step takes less, and a long prefill more
 _STRIPPED = frozenset({b"x-request-id"})
 
 
@@ -197,12 +197,12 @@ class _Passage:
         if self._read > self._most_bytes:
             self._refused = self._too_large()
             raise self._refused
-        if self._is_read:
+        if self._is_read and self._endpoint in TOKEN_COUNTS:
             self._ask_again()
         return message
 
     def _ask_again(self) -> None:
-        """Ask for the key once the body has come, which may have taken its time."""
+        """Ask for the key once the body has come; of all else the engine's gate asks again."""
         try:
             self._porter.authenticator.caller(self._visit.authorization)
         except UnknownCallerError as error:
@@ -220,7 +220,8 @@ class _Passage:
             caller = self._visit.caller
             self._porter.refusals.count(caller.tenant if caller else NOBODY, message["status"])
             if message["status"] == HTTPStatus.TOO_MANY_REQUESTS:
-                message = {**message, "headers": [*message["headers"], _RETRY_AFTER]}
+                retry = (b"retry-after", _RETRY_AFTER.encode())
+                message = {**message, "headers": [*message["headers"], retry]}
         self._held.append(message)
         if self._visit.admitted:
             await self._let_out()
@@ -264,7 +265,7 @@ async def _refuse(
         return
     headers = {
         HTTPStatus.UNAUTHORIZED: {"WWW-Authenticate": "Bearer"},
-        HTTPStatus.TOO_MANY_REQUESTS: {"Retry-After": "1"},
+        HTTPStatus.TOO_MANY_REQUESTS: {"Retry-After": _RETRY_AFTER},
     }.get(status, {})
     error = {"message": text, "type": status.phrase, "param": None, "code": int(status)}
     await JSONResponse({"error": error}, int(status), headers)(scope, receive, send)

@@ -15,7 +15,6 @@ from spin_server.errors import InputError
 
 @dataclass(slots=True)
 class _Open:
-    visit: Visit
     sequences: int
     tokens: int
     begun: bool = False  # whether the engine was given it
@@ -33,13 +32,15 @@ class OpenRequests:
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor
-        self._open: defaultdict[str, dict[str, _Open]] = defaultdict(dict)
+        # By tenant, HTTP request and the engine's id.
+        self._open: defaultdict[str, dict[Visit, dict[str, _Open]]] = defaultdict(dict)
         add_request = processor.add_request
 
         def noted(request: Any, *rest: Any, **keywords: Any) -> Any:
-            entries = self._open.get(owner(request.external_req_id), {})
-            if (entry := entries.get(request.external_req_id)) is not None:
-                entry.begun = True
+            name = request.external_req_id
+            for entries in self._open.get(owner(name), {}).values():
+                if name in entries:
+                    entries[name].begun = True
             return add_request(request, *rest, **keywords)
 
         processor.add_request = noted
@@ -58,19 +59,22 @@ class OpenRequests:
             vllm.exceptions.GracefulHTTPError: 429.
             InputError: there will never be room for it beside the rest of its HTTP request.
         """
-        entries = self._open[tenant]
+        visits = self._open[tenant]
         for most, asked, what, state, count in (
             (limits.concurrent_requests, sequences, "sequences", "open", _sequences),
             (limits.queued_tokens, tokens, "prompt tokens", "queued", self._queued),
         ):
             if most is None:
                 continue
-            counted = [(entry.visit is visit, count(i, entry)) for i, entry in entries.items()]
-            own = asked + sum(number for is_own, number in counted if is_own)
+            counted = {
+                other: sum(count(name, entry) for name, entry in entries.items())
+                for other, entries in visits.items()
+            }
+            own = asked + counted.pop(visit, 0)
             if own > most:
                 text = f"at most {most:,} {what} of a tenant {state} at once"
                 raise InputError("request", text, f"{own:,}")
-            if (others := sum(number for is_own, number in counted if not is_own)) + own > most:
+            if (others := sum(counted.values())) + own > most:
                 raise _too_many(f"{others:,} of {most:,} {what} of the tenant are {state}")
 
     def add(
@@ -84,11 +88,13 @@ class OpenRequests:
         tokens: int,
     ) -> None:
         """Note a request that was let in."""
-        entries = self._open[tenant]
-        entries[request_id] = _Open(visit, sequences, tokens)
-        weakref.finalize(generator, entries.pop, request_id, None).atexit = False
-        # A generator within a cycle would wait for Python's collector.
-        visit.at_end(partial(entries.pop, request_id, None))
+        visits = self._open[tenant]
+        if visit not in visits:
+            visits[visit] = {}
+            # A generator within a cycle would wait for Python's collector.
+            visit.at_end(partial(visits.pop, visit, None))
+        visits[visit][request_id] = _Open(sequences, tokens)
+        weakref.finalize(generator, visits[visit].pop, request_id, None).atexit = False
 
     def _queued(self, request_id: str, entry: _Open) -> int:
         """Count a request's prompt tokens as long as a sequence of it has no first token."""
