@@ -214,10 +214,10 @@ def _export_usage(engine_client: Any, collector: SpinCollector) -> None:
 
 def _refusal_in_one_line(record: logging.LogRecord) -> bool:
     """Log no traceback of what a client was refused: a limit may be met many times a second."""
-    from vllm.exceptions import GracefulHTTPError
+    from vllm.exceptions import GracefulHTTPError, VLLMClientError
 
     error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, GracefulHTTPError | InputError):
+    if isinstance(error, GracefulHTTPError | VLLMClientError | InputError):
         record.msg, record.args, record.exc_info = f"refused: {error}", (), None
     return True
 

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from spin_server.engine.tenancy.callers import Authenticator, UnknownCallerError, Visit, visiting
 from spin_server.engine.tenancy.refusals import NOBODY, Refusals
 from spin_server.engine.tenancy.routes import FREE, SERVED, TOKEN_COUNTS
+from spin_server.errors import InputError
 
 MIDDLEWARE = "spin_server.engine.tenancy.door.TenantDoor"
 MOST_BODY_BYTES = 64 * 2**20  # a million tokens, written as numbers, take seven
@@ -151,7 +152,9 @@ class _Passage:
             with visiting(self._visit):
                 await app(scope, receive, self._sent)
         except Exception as error:
-            self._refused = self._refused or _refusal_of(self._visit)
+            # What vLLM refuses itself comes as the cause of a stream that had begun.
+            refusal = self._visit.refusal or error.__cause__
+            self._refused = self._refused or _refusal_of(refusal)
             if self._begun or self._refused is None:
                 raise
             raise self._refused from error
@@ -233,12 +236,15 @@ class _Passage:
             await self._send(message)
 
 
-def _refusal_of(visit: Visit) -> _RefusedError | None:
-    """Say why the engine was not given a request, if that is why it failed."""
-    if (error := visit.refusal) is None:
-        return None
-    status = getattr(error, "http_status", HTTPStatus.BAD_REQUEST)
-    return _RefusedError(HTTPStatus(status), str(error))
+def _refusal_of(error: BaseException | None) -> _RefusedError | None:
+    """Say with which status something was refused; None: it was a fault, or nothing."""
+    from vllm.exceptions import VLLMClientError
+
+    if isinstance(status := getattr(error, "http_status", None), int):
+        return _RefusedError(HTTPStatus(status), str(error))
+    if isinstance(error, InputError | VLLMClientError):
+        return _RefusedError(HTTPStatus.BAD_REQUEST, str(error))
+    return None
 
 
 def _endpoint(scope: Scope) -> tuple[str, str]:

@@ -332,6 +332,19 @@ def test_failure_that_is_no_refusal_stays_one(keys: Keys) -> None:
         asyncio.run(ask(app, "/v1/responses"))
 
 
+def test_what_vllm_refuses_once_the_stream_has_begun_is_400(keys: Keys) -> None:
+    from vllm.exceptions import VLLMValidationError
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await send(START)
+        visit_here().admitted = True
+        raise RuntimeError("response already started") from VLLMValidationError("no such grammar")
+
+    found = asyncio.run(ask(app, "/v1/responses"))
+    assert found[0]["status"] == 400
+    assert b"no such grammar" in found[1]["body"]
+
+
 def test_refusal_of_ours_is_400(keys: Keys) -> None:
     async def app(_scope: Any, _receive: Any, send: Any) -> None:
         await send(START)
