@@ -355,15 +355,25 @@ def test_places_are_free_once_a_client_is_gone(
     assert answer["usage"]["completion_tokens"] == 2
 
 
+NO_GRAMMAR = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "zzz"}}}
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        ({"vllm_xargs": {"spin_policy": 1}}, "the key decides the policy"),
+        ({"text": NO_GRAMMAR}, "Invalid type: zzz"),  # vLLM's own, once the gate let it in
+    ],
+)
 def test_stream_of_a_response_that_is_refused_has_not_begun(
-    server: LiveServer, keys: dict[str, NewKey]
+    server: LiveServer, keys: dict[str, NewKey], sent: dict[str, Any], said: str
 ) -> None:
-    body = {"input": "x", "stream": True, "vllm_xargs": {"spin_policy": 1}}
+    body = {"input": "x", "stream": True, **sent}
     with pytest.raises(urllib.error.HTTPError) as error:
         server.open("/v1/responses", body, key=keys["harsh"].secret)
     with error.value:
         assert error.value.code == 400
-        assert "the key decides the policy" in json.load(error.value)["error"]["message"]
+        assert said in json.load(error.value)["error"]["message"]
 
 
 def test_too_much_and_too_slow_hold_nobody_up(server: LiveServer, keys: dict[str, NewKey]) -> None:
