@@ -84,6 +84,7 @@ def serve(
         SpinError: what cannot be served, with the reason.
     """
     started = time.monotonic()
+    environment.prepare_engine()
     from vllm.platforms import current_platform
 
     on_cpu = current_platform.is_cpu()
@@ -96,7 +97,6 @@ def serve(
     required = ["spin", "spin_cpu"] if on_cpu else ["spin"]
     installed = [entry.name for entry in entry_points(group=_PLUGIN_GROUP)]
     environment.allow_plugins(required, installed)
-    environment.prepare_engine()
 
     from vllm.plugins import load_general_plugins
 

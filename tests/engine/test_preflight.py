@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from spin_server.engine import preflight, server_arguments, versions
+from spin_server.engine import preflight, server, server_arguments, versions
 from spin_server.engine.spin.settings import RecordSettings, SpinSettings
 from spin_server.errors import InputError, StartupError, UnsupportedError
 
@@ -200,6 +200,18 @@ def test_what_a_gpu_engine_cannot_do_is_refused(
         server_arguments.refuse_on_gpu(settings)
 
 
-def test_default_settings_are_served_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    server_arguments.refuse_on_gpu(SpinSettings())
+def test_server_is_not_refused_on_a_gpu_where_nothing_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class ReachedError(Exception): ...
+
+    def load_plugins() -> None:
+        raise ReachedError
+
+    for name in ("VLLM_WORKER_MULTIPROC_METHOD", "VLLM_NO_USAGE_STATS", "VLLM_PLUGINS"):
+        monkeypatch.setenv(name, "")  # restored afterwards
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("vllm.platforms.current_platform", gpu(9, 0))
+    monkeypatch.setattr("vllm.plugins.load_general_plugins", load_plugins)
+    with pytest.raises(ReachedError):
+        server.serve("a-model", [], SpinSettings())
