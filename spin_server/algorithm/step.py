@@ -165,7 +165,9 @@ def plan_step(
         state.last_observed[inputs.state_rows, :width].repeat_interleave(rows, 0),
         visible,
         request_keys=inputs.request_keys.repeat_interleave(rows),
-        query_positions=inputs.query_positions.flatten(),
+        # One draw for all rows of a request: with a draw each, drafts would explore other blocks
+        # each, and their union would eat the sparsity (docs/log.md).
+        query_positions=inputs.query_positions[:, 0].repeat_interleave(rows),
         layers=inputs.layers.repeat_interleave(rows),
         seed=options.seed,
     )

@@ -34,6 +34,8 @@ SPIN's own arguments:
   --spin-places N             histories held at once (one for each request that may run)
   --spin-min-context T        contexts of no more tokens are scored densely (CPU 0, GPU 131072)
   --spin-history TYPE         how histories are stored: float32, or bfloat16 in half the memory
+  --spin-mask RULE            under speculation, score all rows' blocks (union), or row0's
+  --spin-update RULE          under speculation, learn from accepted rows (prefix), or row0 alone
   --spin-seed S               of random exploration (0)
   --spin-off                  the unmodified indexer
 

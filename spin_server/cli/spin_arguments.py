@@ -33,6 +33,8 @@ def read_spin_arguments(argv: Sequence[str]) -> tuple[SpinSettings, list[str]]:
     parser.add_argument("--spin-places", type=int)
     parser.add_argument("--spin-min-context", type=int)
     parser.add_argument("--spin-history")
+    parser.add_argument("--spin-mask")
+    parser.add_argument("--spin-update")
     parser.add_argument("--spin-seed", type=int)
     parser.add_argument("--spin-off", action="store_true")
     parser.add_argument("--spin-allow-request-policy", action="store_true")
@@ -53,7 +55,7 @@ def read_spin_arguments(argv: Sequence[str]) -> tuple[SpinSettings, list[str]]:
         settings["record"] = {"folder": ours.spin_record, **record}
     elif record:
         raise InputError("--spin-record", "a folder, beside --spin-record-*", "none")
-    for name in ("capacity", "places", "min_context", "history", "seed"):
+    for name in ("capacity", "places", "min_context", "history", "mask", "update", "seed"):
         if (value := getattr(ours, f"spin_{name}")) is not None:
             settings[name] = value
     if ours.spin_off and ours.spin_record is not None:

@@ -114,8 +114,9 @@ def refuse_on_gpu(settings: SpinSettings) -> None:
 def _refuse_beside_spin(config: Any) -> None:
     """Refuse what vLLM serves and SPIN does not handle yet, however it was asked for."""
     parallel = config.parallel_config
+    speculative = config.speculative_config
     reasons = {
-        "speculative decoding": config.speculative_config is not None,
+        **_refused_speculation(speculative),
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
         "KV transfer or offloading": config.kv_transfer_config is not None,
         "microbatching (--enable-dbo, --ubatch-size)": parallel.use_ubatching,
@@ -126,6 +127,19 @@ def _refuse_beside_spin(config: Any) -> None:
             raise UnsupportedError(
                 f"{what} beside SPIN is not supported; --spin-off serves without SPIN"
             )
+
+
+def _refused_speculation(config: Any | None) -> dict[str, bool]:
+    from vllm.platforms import current_platform
+
+    if config is None:
+        return {}
+    return {
+        # vLLM's CPU indexer takes one row of a request.
+        "speculative decoding on a CPU": current_platform.is_cpu(),
+        f"speculative decoding by {config.method}": config.method != "mtp",
+        "adaptive verification of drafts": config.enable_adaptive_verification,
+    }
 
 
 def check_model(args: argparse.Namespace, settings: SpinSettings) -> int:
@@ -167,6 +181,7 @@ def check_model(args: argparse.Namespace, settings: SpinSettings) -> int:
     spin_bytes = device_bytes(
         len(geometry.layers),
         num_rows=requests,
+        num_drafts=config.num_speculative_tokens,
         num_policies=settings.capacity,
         history=settings.history,
         **sizes,

@@ -28,10 +28,13 @@ def check(model: str, *arguments: str, enabled: bool = True) -> int:
     ("arguments", "message"),
     [
         # Each way of asking, for vLLM makes one configuration of several.
-        (["--spec-method", "mtp", "--spec-tokens", "1"], "speculative decoding beside SPIN"),
+        (
+            ["--spec-method", "mtp", "--spec-tokens", "1"],
+            "speculative decoding on a CPU beside SPIN",
+        ),
         (
             ["--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}'],
-            "speculative decoding beside SPIN",
+            "speculative decoding on a CPU beside SPIN",
         ),
         (["--kv-offloading-size", "4"], "KV transfer or offloading beside SPIN"),
         (["--pipeline-parallel-size", "2"], "pipeline parallelism beside SPIN"),

@@ -108,11 +108,15 @@ class State:
 
 @dataclass(frozen=True)
 class Row:
-    """One query of a step: its scores (only slots below `context` count), q and N."""
+    """One query of a step: its scores (only slots below `context` count), q and N.
+
+    Its random draw is that of the request's first row of the step.
+    """
 
     scores: Sequence[np.float32]
     query_position: int
     context: int
+    draw_position: int
 
 
 # --- Geometry -------------------------------------------------------------------------------
@@ -253,7 +257,7 @@ def exploration_order(
         draws = {
             block: exploration_draw(
                 block,
-                query_position=row.query_position,
+                query_position=row.draw_position,
                 layer=options.layer,
                 seed=options.seed,
                 request_key=options.request_key,
@@ -397,7 +401,12 @@ def replay(
 
     for t in range(len(trace["scores"])):
         rows = [
-            Row(scores=list(trace["scores"][t, r]), query_position=int(q), context=int(n))
+            Row(
+                scores=list(trace["scores"][t, r]),
+                query_position=int(q),
+                context=int(n),
+                draw_position=int(trace["query_positions"][t, 0]),
+            )
             for r, (q, n) in enumerate(
                 zip(trace["query_positions"][t], trace["context_slots"][t], strict=True)
             )

@@ -179,7 +179,7 @@ def test_ema_rounds_each_product(old, observed, decay):
 def test_ema_decay_weighs_the_past():
     state = State()
     for z in (8.0, 4.0):
-        row = Row(scores=[np.float32(z)], query_position=3, context=1)
+        row = Row(scores=[np.float32(z)], query_position=3, context=1, draw_position=3)
         observe(state, row, [0], options(ema_decay=0.25))
     # 0.75 * 8 = 6; 0.25 * 6 + 0.75 * 4 = 4.5
     assert state.vertical == {0: 4.5}
@@ -189,7 +189,7 @@ def test_ema_decay_weighs_the_past():
 def test_observe_takes_finite_visible_scored_slots_only():
     scores = [np.float32(v) for v in (2, NAN, INF, -INF, 6, 8, 10, 12)]
     state = State(num_steps=5)
-    row = Row(scores=scores, query_position=-1, context=5)
+    row = Row(scores=scores, query_position=-1, context=5, draw_position=-1)
     observe(state, row, [0, 1, 2, 3], options(block_size=2))
     assert state.vertical == {0: 1.0, 4: 3.0}
     assert state.diagonal == {-1: 1.0, -5: 3.0}  # no clamp, no wrap

@@ -14,6 +14,7 @@ def compact_table(
     first_layer: int,
     num_layers: int,
     num_rows: int,
+    owners: Tensor | None = None,
 ) -> None:
     """List the pages of the planned blocks of some layers, which share a block table.
 
@@ -23,8 +24,11 @@ def compact_table(
         tables: (int32): [L, R, W]; written up to each row's count.
         first_layer, num_layers: which layers.
         num_rows: rows of this step.
+        owners: (int32): [rows]; whose list each row takes; its own, unless they are given.
     """
+    lists = list(range(num_rows)) if owners is None else owners[:num_rows].tolist()
     for index in range(first_layer, first_layer + num_layers):
-        for row, count in enumerate(plan.counts[index, :num_rows].tolist()):
-            blocks = plan.blocks[index, row, :count].long()
+        for row, owner in enumerate(lists):
+            count = int(plan.counts[index, owner])
+            blocks = plan.blocks[index, owner, :count].long()
             tables[index, row, :count] = torch.index_select(block_table[row], 0, blocks)

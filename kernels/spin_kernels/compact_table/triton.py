@@ -16,21 +16,29 @@ def _table_kernel(
     pages_stride,
     blocks_ptr,
     counts_ptr,
+    owners_ptr,
     tables_ptr,
     first_layer,
+    list_capacity,
     row_capacity,
     max_blocks,
+    OWNED: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    planned = (first_layer + tl.program_id(1)).to(tl.int64) * row_capacity + row
+    layer = (first_layer + tl.program_id(1)).to(tl.int64)
+    owner = row
+    if OWNED:
+        owner = tl.load(owners_ptr + row).to(tl.int64)
+    planned = layer * list_capacity + owner
+    table = tables_ptr + (layer * row_capacity + row) * max_blocks
     count = tl.load(counts_ptr + planned)
     for start in range(0, count, WIDTH):
         place = start + tl.arange(0, WIDTH)
         listed = place < count
         block = tl.load(blocks_ptr + planned * max_blocks + place, mask=listed, other=0)
         page = tl.load(pages_ptr + row * pages_stride + block, mask=listed, other=0)
-        tl.store(tables_ptr + planned * max_blocks + place, page, mask=listed)
+        tl.store(table + place, page, mask=listed)
 
 
 def compact_table(
@@ -41,6 +49,7 @@ def compact_table(
     first_layer: int,
     num_layers: int,
     num_rows: int,
+    owners: Tensor | None = None,
 ) -> None:
     """See `spin_kernels.compact_table.reference`."""
     _, row_capacity, max_blocks = tables.shape
@@ -49,10 +58,13 @@ def compact_table(
         block_table.stride(0),
         plan.blocks,
         plan.counts,
+        plan.counts if owners is None else owners,
         tables,
         first_layer,
+        plan.counts.shape[1],
         row_capacity,
         max_blocks,
+        OWNED=owners is not None,
         WIDTH=_WIDTH,
         num_warps=4,
     )

@@ -19,6 +19,8 @@ def history_update(
     block_size: int,
     compress_ratio: int,
     beside: bool = False,
+    accepted: Tensor | None = None,
+    draft: int = 0,
 ) -> None:
     """Fold a layer's compact scores into V and D, and take the scored blocks' maxima again.
 
@@ -32,11 +34,16 @@ def history_update(
         block_size: slots per block.
         compress_ratio: tokens per slot.
         beside: leave most of a GPU to what runs at the same time; the histories are the same.
+        accepted: (int32): [R]; drafts of each request that happened, where rows are drafts.
+        draft: which draft the rows are, from 1; those of it that never happened change nothing.
 
     Source: SPIN, history update (arXiv 2610.09025).
     """
     first = layer_index * histories.num_states
-    for row in (plan.step_numbers[layer_index, :num_rows] >= 0).nonzero()[:, 0].tolist():
+    learning = plan.step_numbers[layer_index, :num_rows] >= 0
+    if accepted is not None:
+        learning &= accepted[:num_rows] >= draft
+    for row in learning.nonzero()[:, 0].tolist():
         count, n = int(plan.counts[layer_index, row]), int(rows.num_slots[row])
         state = first + int(rows.slots[row])
         q = int(rows.positions[row]) // compress_ratio

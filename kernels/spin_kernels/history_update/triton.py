@@ -128,6 +128,7 @@ def _fold_tile(
     do_not_specialize=[
         "first_state",
         "num_rows",
+        "draft",
         "scores_stride",
         "max_slots",
         "num_offsets",
@@ -150,10 +151,12 @@ def _update_kernel(
     blocks_ptr,
     counts_ptr,
     step_numbers_ptr,
+    accepted_ptr,
     scores_ptr,
     scores_stride,
     first_state,
     num_rows,
+    draft,
     max_slots,
     num_offsets,
     max_blocks,
@@ -164,12 +167,15 @@ def _update_kernel(
     ROWS: tl.constexpr,
     LANES: tl.constexpr,
     PARTS: tl.constexpr,
+    DRAFTS: tl.constexpr,
 ):
     # All rows' tiles in one line, and of those this program's share, however long the rows are.
     numbers = tl.arange(0, ROWS)
     exists = numbers < num_rows
     counts = tl.load(counts_ptr + numbers, mask=exists, other=0)
     learning = tl.load(step_numbers_ptr + numbers, mask=exists, other=-1) >= 0
+    if DRAFTS:
+        learning &= tl.load(accepted_ptr + numbers, mask=exists, other=0) >= draft
     tiles = tl.where(learning, (counts + BLOCKS - 1) // BLOCKS, 0)
     ends = tl.cumsum(tiles, 0)
     total = tl.sum(tiles, 0).to(tl.int64)
@@ -280,6 +286,8 @@ def history_update(
     block_size: int,
     compress_ratio: int,
     beside: bool = False,
+    accepted: Tensor | None = None,
+    draft: int = 0,
 ) -> None:
     """See `spin_kernels.history_update.reference`; bit for bit the same histories."""
     max_blocks = histories.vertical_max.shape[1]
@@ -299,10 +307,12 @@ def history_update(
         plan.blocks[layer_index],
         plan.counts[layer_index],
         plan.step_numbers[layer_index],
+        plan.step_numbers if accepted is None else accepted,
         scores,
         scores.stride(0),
         layer_index * histories.num_states,
         num_rows,
+        draft,
         histories.vertical.shape[1],
         histories.diagonal.shape[1],
         max_blocks,
@@ -313,6 +323,7 @@ def history_update(
         ROWS=triton.next_power_of_2(plan.counts.shape[1]),
         LANES=min(block_size, 32),
         PARTS=triton.cdiv(block_size, 32),
+        DRAFTS=accepted is not None,
         num_warps=shape.warps,
         # A fused multiply-add rounds once where the definition rounds twice.
         enable_fp_fusion=False,

@@ -43,6 +43,84 @@ def _largest(keys, among, count):
     return above | (ties & (tl.cumsum(ties.to(tl.int32), 0) <= missing))
 
 
+@triton.jit
+def budget_of(num_blocks, sparsity, share, kind, TOP_K: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """Blocks that a row keeps, and how many of them it explores and must take: exact integers."""
+    wanted = ((_BILLION - sparsity) * num_blocks + _BILLION - 1) // _BILLION
+    budget = tl.minimum(tl.maximum(wanted, (TOP_K + BLOCK_SIZE - 1) // BLOCK_SIZE), num_blocks)
+    num_forced = tl.minimum(num_blocks, 2)
+    budget = tl.maximum(budget, num_forced).to(tl.int32)
+    explored = tl.maximum(share * budget // _BILLION, 1).to(tl.int32)
+    explored = tl.minimum(explored, budget - num_forced)
+    explored = tl.where((share > 0) & (kind != _NONE), explored, 0)
+    return budget, explored, num_forced
+
+
+@triton.jit
+def choose(
+    scores,
+    place,
+    num_blocks,
+    budget,
+    explored,
+    kind,
+    top,
+    vertical_max,
+    diagonal_max,
+    last_observed,
+    request_key,
+    seed_key,
+    position,
+    layer,
+    WIDTH: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Mark what a row exploits, and what it scores.
+
+    Scores are the larger of `vertical_max` and `diagonal_max`, but `top` for the newest block.
+    """
+    visible, newest = place < num_blocks, num_blocks - 1
+    forced = visible & ((place == 0) | (place == newest))
+    keys = tl.where(forced, 0xFFFFFFFF, _ordered(scores)).to(tl.uint32)
+    exploited = _largest(keys, visible, budget - explored)
+    selected = exploited
+    if explored > 0:
+        candidates = visible & (exploited == 0)
+        seen = tl.load(last_observed + place, mask=visible, other=-1)
+        if kind == _RANDOM:
+            zero = tl.zeros((WIDTH,), tl.uint32)
+            words, _, _, _ = tl.philox(
+                request_key ^ seed_key,
+                place.to(tl.uint32),
+                zero + (position & 0xFFFFFFFF).to(tl.uint32),
+                zero + layer.to(tl.uint32),
+                zero + (position >> 32).to(tl.uint32),
+            )
+            wanted_keys = tl.full((WIDTH,), 0xFFFFFFFF, tl.uint32) - words
+        elif kind == _BLOCK_AGE:
+            wanted_keys = (0x7FFFFFFF - seen).to(tl.uint32)
+        else:
+            # Blocks that are younger, and blocks that score lower, counted pair by pair.
+            own = _ordered(scores)
+            ranks = tl.zeros((WIDTH,), tl.int32)
+            for start in range(0, num_blocks, CHUNK):
+                other = start + tl.arange(0, CHUNK)
+                there = other < num_blocks
+                age = tl.load(last_observed + other, mask=there, other=-1)
+                score = tl.maximum(
+                    tl.load(vertical_max + other, mask=there, other=0.0),
+                    tl.load(diagonal_max + other, mask=there, other=0.0),
+                )
+                score = _ordered(tl.where(other == newest, top, score))
+                younger = there[None, :] & (age[None, :] > seen[:, None])
+                lower = there[None, :] & (score[None, :] < own[:, None])
+                ranks += tl.sum(younger.to(tl.int32) + lower.to(tl.int32), 1)
+            wanted_keys = ranks.to(tl.uint32)
+        extra = _largest(wanted_keys, candidates, explored)
+        selected = exploited | extra
+    return exploited, selected
+
+
 # One binary for all layers: a graph is captured layer by layer, and must not compile.
 @triton.jit(do_not_specialize=["first_layer"])
 def _plan_kernel(
@@ -104,29 +182,25 @@ def _plan_kernel(
         if dense:
             tl.atomic_add(outcomes + 4, num_blocks.to(tl.int64))
         else:
-            # Budgets are exact: integers over billionths.
-            keep = _BILLION - tl.load(sparsity_ptr + policy)
-            wanted = (keep * num_blocks + _BILLION - 1) // _BILLION
-            budget = tl.minimum(
-                tl.maximum(wanted, (TOP_K + BLOCK_SIZE - 1) // BLOCK_SIZE), num_blocks
-            )
-            num_forced = tl.minimum(num_blocks, 2)
-            budget = tl.maximum(budget, num_forced).to(tl.int32)
-            share = tl.load(exploration_ptr + policy)
             kind = tl.load(exploration_policy_ptr + policy)
-            explored = tl.maximum(share * budget // _BILLION, 1).to(tl.int32)
-            explored = tl.minimum(explored, budget - num_forced)
-            explored = tl.where((share > 0) & (kind != _NONE), explored, 0)
-
-            cached = state * max_blocks + place
+            budget, explored, num_forced = budget_of(
+                num_blocks,
+                tl.load(sparsity_ptr + policy),
+                tl.load(exploration_ptr + policy),
+                kind,
+                TOP_K,
+                BLOCK_SIZE,
+            )
+            vertical_max = vertical_max_ptr + state * max_blocks
+            diagonal_max = diagonal_max_ptr + state * max_blocks
             scores = tl.maximum(
-                tl.load(vertical_max_ptr + cached, mask=visible, other=0.0),
-                tl.load(diagonal_max_ptr + cached, mask=visible, other=0.0),
+                tl.load(vertical_max + place, mask=visible, other=0.0),
+                tl.load(diagonal_max + place, mask=visible, other=0.0),
             )
             # A slot may have become visible since the newest block's maxima were taken.
-            inner = tl.arange(0, BLOCK_SIZE)
-            last = newest.to(tl.int64) * BLOCK_SIZE + inner
-            offsets = tl.load(positions_ptr + row) // COMPRESS_RATIO - last
+            position = tl.load(positions_ptr + row) // COMPRESS_RATIO
+            last = newest.to(tl.int64) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+            offsets = position - last
             v = tl.load(vertical_ptr + state * max_slots + last, mask=last < num_slots, other=0.0)
             d = tl.load(
                 diagonal_ptr + state * num_offsets + offsets,
@@ -135,49 +209,24 @@ def _plan_kernel(
             )
             latest = tl.maximum(v.to(tl.float32), d.to(tl.float32))
             top = tl.max(tl.where(last < num_slots, latest, -float("inf")))
-            scores = tl.where(place == newest, top, scores)
-
-            forced = visible & ((place == 0) | (place == newest))
-            keys = tl.where(forced, 0xFFFFFFFF, _ordered(scores)).to(tl.uint32)
-            exploited = _largest(keys, visible, budget - explored)
-            selected = exploited
-            if explored > 0:
-                candidates = visible & (exploited == 0)
-                request_key = tl.load(request_keys_ptr + row)
-                position = tl.load(positions_ptr + row) // COMPRESS_RATIO
-                seen = tl.load(last_observed_ptr + cached, mask=visible, other=-1)
-                if kind == _RANDOM:
-                    zero = tl.zeros((WIDTH,), tl.uint32)
-                    words, _, _, _ = tl.philox(
-                        request_key ^ seed_key,
-                        place.to(tl.uint32),
-                        zero + (position & 0xFFFFFFFF).to(tl.uint32),
-                        zero + tl.load(layers_ptr + index).to(tl.uint32),
-                        zero + (position >> 32).to(tl.uint32),
-                    )
-                    wanted_keys = tl.full((WIDTH,), 0xFFFFFFFF, tl.uint32) - words
-                elif kind == _BLOCK_AGE:
-                    wanted_keys = (0x7FFFFFFF - seen).to(tl.uint32)
-                else:
-                    # Blocks that are younger, and blocks that score lower, counted pair by pair.
-                    own = _ordered(scores)
-                    ranks = tl.zeros((WIDTH,), tl.int32)
-                    for start in range(0, num_blocks, CHUNK):
-                        other = start + tl.arange(0, CHUNK)
-                        there = other < num_blocks
-                        at = state * max_blocks + other
-                        age = tl.load(last_observed_ptr + at, mask=there, other=-1)
-                        score = tl.maximum(
-                            tl.load(vertical_max_ptr + at, mask=there, other=0.0),
-                            tl.load(diagonal_max_ptr + at, mask=there, other=0.0),
-                        )
-                        score = _ordered(tl.where(other == newest, top, score))
-                        younger = there[None, :] & (age[None, :] > seen[:, None])
-                        lower = there[None, :] & (score[None, :] < own[:, None])
-                        ranks += tl.sum(younger.to(tl.int32) + lower.to(tl.int32), 1)
-                    wanted_keys = ranks.to(tl.uint32)
-                extra = _largest(wanted_keys, candidates, explored)
-                selected = exploited | extra
+            _, selected = choose(
+                tl.where(place == newest, top, scores),
+                place,
+                num_blocks,
+                budget,
+                explored,
+                kind,
+                top,
+                vertical_max,
+                diagonal_max,
+                last_observed_ptr + state * max_blocks,
+                tl.load(request_keys_ptr + row),
+                seed_key,
+                position,
+                tl.load(layers_ptr + index),
+                WIDTH,
+                CHUNK,
+            )
             tl.atomic_add(outcomes + 0, (budget - explored - num_forced).to(tl.int64))
             tl.atomic_add(outcomes + 1, explored.to(tl.int64))
             tl.atomic_add(outcomes + 2, num_forced.to(tl.int64))

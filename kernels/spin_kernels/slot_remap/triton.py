@@ -11,7 +11,9 @@ def _remap_kernel(
     indices_stride,
     blocks_ptr,
     blocks_stride,
+    owners_ptr,
     num_indices,
+    OWNED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
@@ -21,18 +23,25 @@ def _remap_kernel(
     at = indices_ptr + row * indices_stride + place
     index = tl.load(at, mask=inside, other=-1)
     found = index >= 0
-    block = tl.load(blocks_ptr + row * blocks_stride + index // BLOCK_SIZE, mask=found, other=0)
+    owner = row
+    if OWNED:
+        owner = tl.load(owners_ptr + row).to(tl.int64)
+    block = tl.load(blocks_ptr + owner * blocks_stride + index // BLOCK_SIZE, mask=found, other=0)
     tl.store(at, block * BLOCK_SIZE + index % BLOCK_SIZE, mask=found)
 
 
-def slot_remap(indices: Tensor, blocks: Tensor, *, block_size: int) -> None:
+def slot_remap(
+    indices: Tensor, blocks: Tensor, *, block_size: int, owners: Tensor | None = None
+) -> None:
     """See `spin_kernels.slot_remap.reference`."""
     _remap_kernel[(len(indices),)](
         indices,
         indices.stride(0),
         blocks,
         blocks.stride(0),
+        blocks if owners is None else owners,
         indices.shape[1],
+        OWNED=owners is not None,
         BLOCK_SIZE=block_size,
         WIDTH=triton.next_power_of_2(indices.shape[1]),
         num_warps=4,

@@ -35,9 +35,12 @@ def device_bytes(
     max_slots: int,
     num_policies: int,
     history: HistoryType = "float32",
+    num_drafts: int = 0,
 ) -> int:
     """Say what a GPU worker takes for SPIN, without making it; see `DeviceLayers`."""
-    layers = DeviceLayers(
+    from spin_server.engine.spin.device_drafts import device_class
+
+    layers = device_class(num_drafts)(
         range(num_layers),
         SpinOptions(history=history),
         PolicyTable(num_policies, Policy(), "meta"),
@@ -46,6 +49,7 @@ def device_bytes(
         max_slots=max_slots,
         compress_ratio=1,
         dense_slots=0,
+        num_drafts=num_drafts,
         device=torch.device("meta"),
     )
     return layers.num_bytes
@@ -59,12 +63,15 @@ class DeviceLayers:
         options: SPIN's choices.
         table: the policies, on the same device.
         num_states: requests that may hold a history at once.
-        num_rows: rows of the largest decode batch.
+        num_rows: requests of the largest decode batch, each of which has a row without drafts.
         max_slots: slots of the longest context.
         compress_ratio: tokens per slot.
         dense_slots: contexts of no more slots are scored densely; K or more.
         device: where.
+        num_drafts: of each request, at most; `DraftedLayers` takes more than none.
     """
+
+    shared_lengths = True  # whether a row scores as many slots in every layer
 
     def __init__(
         self,
@@ -78,8 +85,10 @@ class DeviceLayers:
         compress_ratio: int,
         dense_slots: int,
         device: torch.device,
+        num_drafts: int = 0,
     ) -> None:
         self.numbers, self.num_states = tuple(layers), num_states
+        self.num_drafts = num_drafts
         # DeepGEMM may read a block table by pairs of pages, so every layer's starts aligned.
         run = _TABLE_ALIGNMENT * options.block_size
         max_slots = -(-max_slots // run) * run
@@ -102,8 +111,10 @@ class DeviceLayers:
             num_blocks=num_blocks,
             num_policies=table.capacity,
             device=device,
+            num_lengths=num_rows * (1 + num_drafts),
         )
-        self._tables = torch.zeros_like(self._plan.blocks)
+        table_shape = (len(layers), num_rows * (1 + num_drafts), num_blocks)
+        self._tables = torch.zeros(table_shape, dtype=torch.int32, device=device)
         self._listed_from = 0  # address of the block table that the tables were made of
         self._staged = torch.zeros(4, num_rows, dtype=torch.int64, device=device)
         self._staged[0] = NO_SLOT
@@ -139,30 +150,35 @@ class DeviceLayers:
         self.begin(None)
         lengths = torch.zeros(len(self._rows.slots), dtype=torch.int32, device=device)
         pages = torch.zeros(self._tables.shape[1:], dtype=torch.int32, device=device)
-        # DeepGEMM's scores are of one type on Hopper, and of either on Blackwell.
-        on_blackwell = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 10
-        dtypes = (torch.float32, torch.bfloat16) if on_blackwell else (torch.float32,)
         indices = torch.full(
             (len(lengths), self.options.top_k), -1, dtype=torch.int32, device=device
         )
         self.plan(lengths, pages)
         for layer in self.numbers:
             self.remap(layer, indices)
-            for dtype, beside in product(dtypes, (False, True)):
+            for dtype, beside in product(self._score_types(), (False, True)):
                 scores = torch.zeros(len(lengths), 64, dtype=dtype, device=device)
                 self.learn(layer, scores, beside=beside)
 
-    def begin(self, rows: StepRows | None) -> None:
+    def _score_types(self) -> tuple[torch.dtype, ...]:
+        """What DeepGEMM's scores may be: one type on Hopper, and either on Blackwell."""
+        device = self._device
+        on_blackwell = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 10
+        return (torch.float32, torch.bfloat16) if on_blackwell else (torch.float32,)
+
+    def begin(self, rows: StepRows | None, positions: Tensor | None = None) -> None:
         """Tell the device whose rows come next, before anything of the step is launched.
 
         Args:
             rows: of the step, in batch order; None for a step of nobody's, such as a capture.
+            positions: (int64): [requests]; of each request's first row, as the device knows them,
+                where the host guesses.
         """
         if rows is None:
             self._staged[0].fill_(NO_SLOT)
             return
         if len(rows.resets):
-            self.histories.reset(self._send(rows.resets))
+            self._reset(self._send(rows.resets))
         self.fallbacks += count_fallbacks(
             rows, dense_slots=self.dense_slots, compress_ratio=self.compress_ratio
         ) * len(self.numbers)
@@ -170,6 +186,11 @@ class DeviceLayers:
         num_rows = staged.shape[1]
         self._staged[:, :num_rows].copy_(self._send(staged))
         self._staged[0, num_rows:].fill_(NO_SLOT)
+        if positions is not None:
+            self._staged[3, :num_rows].copy_(positions)
+
+    def _reset(self, slots: Tensor) -> None:
+        self.histories.reset(slots)
 
     def _send(self, tensor: Tensor) -> Tensor:
         """Copy to the device without waiting for it."""
@@ -178,18 +199,24 @@ class DeviceLayers:
         return tensor.to(self._device, non_blocking=True)
 
     def plan(
-        self, num_slots: Tensor, block_table: Tensor, *, first: int = 0, count: int | None = None
-    ) -> Tensor:
+        self,
+        num_slots: Tensor,
+        block_table: Tensor,
+        *,
+        num_requests: int | None = None,
+        row_counts: Tensor | None = None,
+        first: int = 0,
+        count: int | None = None,
+    ) -> None:
         """Choose the blocks that layers score in this step, and list their pages.
 
         Args:
             num_slots: (int32): [rows]; slots visible to each decode row; must stay where it is
                 until the step ends.
-            block_table: (int32): [rows, pages].
+            block_table: (int32): [rows, pages], or with drafts [requests, pages].
+            num_requests, row_counts: how many requests the rows are of, and (int32): [requests] how
+                many are of each, if not as many; without drafts, rows are requests.
             first, count: which layers, in running order; all, unless they are given.
-
-        Returns:
-            (int32): [rows, 1]; slots that each row scores, the same in every layer.
         """
         num_rows = len(num_slots)
         self._rows = replace(self._rows, num_slots=num_slots)
@@ -215,9 +242,27 @@ class DeviceLayers:
             **layers,
             **sizes,
         )
-        compact_table(block_table, self._plan, self._tables, **layers)
+        compact_table(
+            block_table,
+            self._plan,
+            self._tables,
+            first_layer=first,
+            num_layers=layers["num_layers"],
+            num_rows=num_rows,
+        )
         self._listed_from = block_table.data_ptr()
-        return self._plan.lengths[first, :num_rows, None]
+
+    def lengths(self, layer: int, shape: torch.Size) -> Tensor:
+        """Get how many slots each row scores.
+
+        Args:
+            layer: its number in the model, which must be planned.
+            shape: of vLLM's lengths: [rows, 1], or [requests, rows of each].
+
+        Returns:
+            (int32): shape; with `shared_lengths` the same in every layer.
+        """
+        return self._plan.lengths[self.numbers.index(layer), : shape.numel()].view(shape)
 
     def table(self, layer: int, block_table: Tensor) -> Tensor:
         """Get the pages of the blocks that a layer scores.

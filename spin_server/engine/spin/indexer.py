@@ -44,8 +44,11 @@ class SpinIndexer(SparseAttnIndexer):  # type: ignore[misc]
                     top_k=self.topk_tokens,
                     seed=settings.seed,
                     history=settings.history,
+                    mask_sharing=settings.mask,
+                    update_rule=settings.update,
                 ),
                 num_requests,
+                vllm_config.num_speculative_tokens,
                 {
                     "num_states": num_places(settings, num_requests),
                     "max_slots": vllm_config.model_config.max_model_len // ratio,
@@ -68,6 +71,7 @@ class SpinIndexer(SparseAttnIndexer):  # type: ignore[misc]
         numbers: tuple[int, ...],
         options: SpinOptions,
         num_requests: int,
+        num_drafts: int,
         sizes: dict[str, int],
     ) -> AnyLayers:
         """Make the worker's histories; called for the first layer that is built.
@@ -76,6 +80,7 @@ class SpinIndexer(SparseAttnIndexer):  # type: ignore[misc]
             settings, options: SPIN's, and SPIN's for this model.
             numbers: of the layers with an indexer.
             num_requests: requests that may run at once.
+            num_drafts: of each, at most.
             sizes: the keyword arguments of `SpinLayers`; the same on every device.
         """
         raise NotImplementedError

@@ -87,9 +87,11 @@ class SpinSparseAttnIndexer(SpinIndexer):
         numbers: tuple[int, ...],
         options: SpinOptions,
         num_requests: int,
+        num_drafts: int,
         sizes: dict[str, int],
     ) -> SpinLayers:
         """See `SpinIndexer`; makes the recorder too."""
+        assert not num_drafts  # refused before
         worker = worker_spin()
         # Every rank chooses alike, so one of them records.
         if settings.record is not None and get_tensor_model_parallel_rank() == 0:

@@ -20,12 +20,14 @@ from vllm.utils.platform_utils import num_compute_units
 
 from spin_server.algorithm.options import SpinOptions
 from spin_server.engine.spin.device import DeviceLayers
+from spin_server.engine.spin.device_drafts import DraftedLayers, device_class
 from spin_server.engine.spin.indexer import PAGE_SLOTS, SpinIndexer
 from spin_server.engine.spin.settings import SpinSettings
 from spin_server.engine.spin.side_stream import SideStream, one_graph
 from spin_server.engine.spin.worker_state import worker_spin
 
-_STEP = "spin_step"  # what is planned, in vLLM's forward context
+_PLANNED = "spin_planned"  # whether layers are planned, in vLLM's forward context
+_STEPS = "spin_steps"  # what the planned layers score, in vLLM's forward context
 
 
 class _ScoreTap:
@@ -58,10 +60,10 @@ _tap = _ScoreTap()
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What the planned layers of a step share.
+    """What a layer scores in a step.
 
     Args:
-        lengths: (int32): [rows, 1]; slots that each row scores.
+        lengths: (int32): [rows, 1], or [requests, rows of each]; slots that each row scores.
         schedule: DeepGEMM's, made of the lengths.
     """
 
@@ -85,44 +87,74 @@ class SpinSparseAttnIndexer(SpinIndexer):
         numbers: tuple[int, ...],
         options: SpinOptions,
         num_requests: int,
+        num_drafts: int,
         sizes: dict[str, int],
     ) -> DeviceLayers:
         """See `SpinIndexer`."""
         device = self.topk_indices_buffer.device
         worker = worker_spin()
         worker.side = SideStream(device)
-        return DeviceLayers(
+        return device_class(num_drafts)(
             numbers,
             options,
             worker.policy_table(settings, device),
             num_rows=num_requests,
             device=device,
+            num_drafts=num_drafts,
             **sizes,
         )
 
-    def plan(self, metadata: Any, *, first: int = 0, count: int | None = None) -> None:
-        """Plan some layers, or all; the first call in a step makes what its layers share."""
-        spin, step = self._layers(), get_forward_context().additional_kwargs
-        decode, num_rows = metadata.decode, metadata.num_decode_tokens
-        lengths = spin.plan(
-            decode.seq_lens[:num_rows].reshape(-1),
-            decode.block_table[:num_rows],
-            first=first,
-            count=count,
+    def plan(self, metadata: Any, *, alone: bool) -> None:
+        """Plan this layer alone, or all layers in order."""
+        spin, decode = self._layers(), metadata.decode
+        options: dict[str, Any] = {}
+        if alone:
+            options = {"first": spin.numbers.index(self.layer_number), "count": 1}
+        if isinstance(spin, DraftedLayers):
+            options["beside"] = alone
+            if not decode.decode_is_uniform:
+                options["row_counts"] = decode.per_req_decode_lens
+        spin.plan(
+            decode.seq_lens.reshape(-1)[: metadata.num_decode_tokens],
+            decode.block_table[: self._num_lists(metadata)],
+            num_requests=metadata.num_decodes,
+            **options,
         )
-        if _STEP in step:
-            return
-        # On Blackwell every row names its block table's row; ours has a row for each, too.
-        indices = None if decode.indices is None else decode.indices[:num_rows]
-        num_sms = num_compute_units(self.topk_indices_buffer.device.index)
-        schedule = get_paged_mqa_logits_metadata(lengths, PAGE_SLOTS, num_sms, indices=indices)
-        step[_STEP] = _Step(lengths, schedule)
+
+    def scheduled(self, metadata: Any) -> _Step:
+        """Get what this layer scores; the layers share it where they score as many slots."""
+        spin, steps = self._layers(), get_forward_context().additional_kwargs
+        key = (_STEPS, 0 if spin.shared_lengths else self.layer_number)
+        if key not in steps:
+            decode, num_rows = metadata.decode, metadata.num_decode_tokens
+            shape = decode.seq_lens[: self._num_lists(metadata)].shape
+            lengths = spin.lengths(self.layer_number, shape)
+            # On Blackwell every row names its block table's row; ours has a row for each, too.
+            indices = None if decode.indices is None else decode.indices[:num_rows]
+            num_sms = num_compute_units(self.topk_indices_buffer.device.index)
+            schedule = get_paged_mqa_logits_metadata(lengths, PAGE_SLOTS, num_sms, indices=indices)
+            steps[key] = _Step(lengths, schedule)
+        step: _Step = steps[key]
+        return step
+
+    @staticmethod
+    def _num_lists(metadata: Any) -> int:
+        """Count the rows of the block table: one of each request, or of each of its rows.
+
+        vLLM hands DeepGEMM a request's rows together where it takes as many, and flattens them
+        otherwise. Source: DeepseekV32IndexerMetadataBuilder._prepare_decode_tensors
+        (vllm/v1/attention/backends/mla/indexer.py).
+        """
+        together = metadata.decode.seq_lens.shape[-1] > 1
+        return int(metadata.num_decodes if together else metadata.num_decode_tokens)
 
     def plan_ahead(self) -> None:
         """Plan this layer alone, where the step is one graph."""
         metadata = self.decode_metadata()
         if metadata is not None and one_graph():
-            self.plan(metadata, first=self._layers().numbers.index(self.layer_number), count=1)
+            self.plan(metadata, alone=True)
+            self.scheduled(metadata)
+            get_forward_context().additional_kwargs[_PLANNED] = True
 
     def forward_cuda(
         self, hidden_states: Tensor, q_quant: Any, k: Tensor | None, weights: Tensor
@@ -139,12 +171,14 @@ class SpinSparseAttnIndexer(SpinIndexer):
         spin, beside, context = self._layers(), worker_spin().beside, get_forward_context()
         decode, num_rows = metadata.decode, metadata.num_decode_tokens
         beside.join()
-        if _STEP not in context.additional_kwargs:
-            self.plan(metadata)
-        step: _Step = context.additional_kwargs[_STEP]
+        if _PLANNED not in context.additional_kwargs:
+            self.plan(metadata, alone=False)
+            context.additional_kwargs[_PLANNED] = True
+        step = self.scheduled(metadata)
+        tables = decode.block_table[: self._num_lists(metadata)]
         narrowed = dataclasses.replace(
             decode,
-            block_table=spin.table(self.layer_number, decode.block_table[:num_rows]),
+            block_table=spin.table(self.layer_number, tables),
             seq_lens=step.lengths,
             schedule_metadata=step.schedule,
         )

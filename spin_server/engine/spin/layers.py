@@ -24,7 +24,7 @@ from spin_server.engine.spin.requests import NO_SLOT, StepRows
 # Outcomes of a block, in the order of the counters.
 OUTCOMES = ("exploit", "explore", "forced", "skipped", "dense")
 # Why a row was scored densely without being a step of SPIN's.
-FALLBACKS = ("prompt", "short_context", "no_place")
+FALLBACKS = ("prompt", "short_context", "no_place", "uneven_drafts")
 _CODES = (EXPLOIT, EXPLORE, FORCED, SKIPPED)
 
 
@@ -82,7 +82,8 @@ def count_fallbacks(rows: StepRows, *, dense_slots: int, compress_ratio: int) ->
     prompts = ~rows.decodes & (rows.num_tokens == 1)
     short = rows.decodes & ((rows.positions + 1) // compress_ratio <= dense_slots)
     placeless = rows.decodes & ~short & (rows.slots == NO_SLOT)
-    return torch.stack([prompts.sum(), short.sum(), placeless.sum()])
+    # Which rows vLLM scores as prompts only the device's layers hear of, later.
+    return torch.stack([prompts.sum(), short.sum(), placeless.sum(), torch.tensor(0)])
 
 
 def make_histories(
@@ -130,7 +131,7 @@ def history_bytes(
 
 
 class SpinLayers:
-    """The histories of all layers, and what became of their blocks.
+    """The histories of all layers, and what became of their blocks; a CPU's have no drafts.
 
     Args:
         layers: their numbers in the model, part of the random draw's key, in running order.
@@ -141,6 +142,8 @@ class SpinLayers:
         compress_ratio: tokens per slot.
         dense_slots: contexts of no more slots are scored densely; K or more.
     """
+
+    num_drafts = 0
 
     def __init__(
         self,

@@ -3,7 +3,8 @@
 Runner-neutral: it sees request ids and positions only. A request's history belongs to a slot, one
 of a fixed number. It continues while each step's position follows the last one's; anything else
 is a discontinuity, and the history starts anew. Rows of a prompt, even of one token, neither
-continue nor start a history.
+continue nor start a history. Under speculation a step has a row for each draft too, and the next
+one starts where the first rejected draft stood, or further on while the host does not know yet.
 """
 
 from collections.abc import Sequence
@@ -76,12 +77,13 @@ class RequestTracker:
 
     Args:
         num_slots: histories held at once.
+        num_drafts: of a request in one step, at most.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, num_drafts: int = 0) -> None:
         self._free = list(range(num_slots - 1, -1, -1))
         self._live: dict[str, _Request] = {}
-        self.num_slots = num_slots
+        self.num_slots, self._num_drafts = num_slots, num_drafts
         # Every reason from the start, so that a counter never appears with its first event.
         self.num_resets = dict.fromkeys(RESET_REASONS, 0)
 
@@ -156,17 +158,20 @@ class RequestTracker:
         lengths, decodes = [num_tokens for _, _, num_tokens in rows], []
         for request, position, num_tokens in rows:
             live = self._live[request]
-            decodes.append(num_tokens == 1 and position >= live.prompt_end)
+            few = num_tokens <= 1 + self._num_drafts
+            decodes.append(few and position >= live.prompt_end)
             if decodes[-1] and live.slot == NO_SLOT and self._free:
                 live.slot, live.next_position = self._free.pop(), None
             follows = decodes[-1] and live.slot != NO_SLOT
             if follows:
-                if position != live.next_position:
+                expected = live.next_position
+                # Two steps' drafts: of the last and of the one before, if its verdict came late.
+                if expected is None or not 0 <= expected - position <= 2 * self._num_drafts:
                     if live.next_position is not None:
                         live.reset_reason = DISCONTINUITY
                     self.num_resets[live.reset_reason] += 1
                     resets.append(live.slot)
-                live.next_position = position + 1
+                live.next_position = position + num_tokens
             slots.append(live.slot if follows else NO_SLOT)
             positions.append(position)
             policies.append(live.policy)

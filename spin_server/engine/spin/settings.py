@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr
 
-from spin_server.algorithm.options import HistoryType
+from spin_server.algorithm.options import HistoryType, MaskSharing, UpdateRule
 from spin_server.policy.policy import (
     DEFAULT_EMA_DECAY,
     DEFAULT_EXPLORATION,
@@ -109,6 +109,12 @@ class SpinSettings(BaseModel):
         description="contexts of no more tokens are scored densely; none: by the device",
     )
     history: HistoryType = Field(default="float32", description="how histories are stored")
+    mask: MaskSharing = Field(
+        default="union", description="under speculation: whose blocks a request's rows score"
+    )
+    update: UpdateRule = Field(
+        default="prefix", description="under speculation: which rows' scores are learnt"
+    )
     seed: int = Field(default=0, description="of random exploration")
     record: RecordSettings | None = Field(default=None, description="traces to write")
     allow_request_policy: bool = Field(

@@ -7,11 +7,13 @@ vllm/v1/worker/gpu/model_runner.py (add_requests, _remove_request, execute_model
 
 from typing import Any
 
+from vllm.v1.attention.backends.mla.indexer import DeepseekV32IndexerMetadata
 from vllm.v1.worker.gpu import model_states
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
 from spin_server.engine.spin import indexer_cuda
 from spin_server.engine.spin.device import DeviceLayers
+from spin_server.engine.spin.device_drafts import DraftedLayers
 from spin_server.engine.spin.settings import request_identity
 from spin_server.engine.spin.worker_state import worker_spin
 
@@ -60,8 +62,30 @@ class SpinModelState(DefaultModelState):  # type: ignore[misc]
         if isinstance(layers, DeviceLayers):
             tracker = worker_spin().requests()
             known = all(tracker.knows(request) for request in input_batch.req_ids)
-            layers.begin(tracker.step(_rows(input_batch)) if known else None)
-        return super().prepare_attn(input_batch, *arguments, **keywords)
+            positions = None
+            if layers.num_drafts:  # the host does not know yet what was rejected
+                starts = input_batch.query_start_loc[: input_batch.num_reqs]
+                positions = input_batch.positions[starts]
+            layers.begin(tracker.step(_rows(input_batch)) if known else None, positions)
+        metadata = super().prepare_attn(input_batch, *arguments, **keywords)
+        if isinstance(layers, DraftedLayers):
+            layers.note_unscored(_num_decodes(metadata))
+        return metadata
+
+    def postprocess_state(
+        self, idx_mapping: Any, num_sampled: Any, *arguments: Any, **keywords: Any
+    ) -> None:
+        """Tell how many of the step's drafts were accepted."""
+        super().postprocess_state(idx_mapping, num_sampled, *arguments, **keywords)
+        layers = worker_spin().layers
+        if isinstance(layers, DraftedLayers):
+            layers.judge(num_sampled)
+
+
+def _num_decodes(attn_metadata: dict[str, Any]) -> int:
+    """Count the requests that vLLM's indexer scores as decode rows."""
+    found = (m for m in attn_metadata.values() if isinstance(m, DeepseekV32IndexerMetadata))
+    return int(next(found).num_decodes)
 
 
 def _rows(input_batch: Any) -> list[tuple[str, int, int]]:

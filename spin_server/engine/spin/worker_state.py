@@ -68,7 +68,7 @@ class WorkerSpin:
         """Get the tracker of the live requests; the layers say how many histories there are."""
         if self.tracker is None:
             assert self.layers is not None
-            self.tracker = RequestTracker(self.layers.num_states)
+            self.tracker = RequestTracker(self.layers.num_states, self.layers.num_drafts)
         return self.tracker
 
     def snapshot(self) -> dict[str, Any]:

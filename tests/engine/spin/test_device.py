@@ -50,7 +50,9 @@ def device_step(
     # A row's pages are its blocks' numbers, so that the table shows what was chosen.
     pages = torch.arange(SLOTS // BLOCK, dtype=torch.int32, device=DEVICE)
     pages = pages.expand(len(num_slots), -1)
-    lengths = layers.plan(num_slots.int().to(DEVICE), pages)
+    lengths = num_slots.int().to(DEVICE)[:, None]
+    layers.plan(lengths.flatten(), pages)
+    lengths = layers.lengths(LAYERS[0], lengths.shape)
     chosen = []
     for index, layer in enumerate(LAYERS):
         # The second layer's pages lie elsewhere, as in another group of vLLM's KV caches.

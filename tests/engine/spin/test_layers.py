@@ -75,7 +75,7 @@ def test_context_up_to_the_threshold_is_dense_and_its_history_starts_past_it() -
         kept.append(len(blocks))
     # Up to 30 slots, then the history's first step, and from then on half of 8 blocks.
     assert kept == [8] * 6 + [4] * 6
-    assert spin.fallbacks.tolist() == [0, 5 * len(LAYERS), 0]
+    assert spin.fallbacks.tolist() == [0, 5 * len(LAYERS), 0, 0]
 
 
 def test_every_request_follows_its_own_signature_through_joins_and_leaves() -> None:
@@ -137,7 +137,7 @@ def test_rows_without_a_history_are_scored_densely_and_teach_nothing() -> None:
     assert not spin.state.vertical.any()
     assert spin.state.steps.tolist() == [0] * 8
     assert not spin.outcomes.any()
-    assert spin.fallbacks.tolist() == [2, 2, 0]
+    assert spin.fallbacks.tolist() == [2, 2, 0, 0]
 
 
 def test_outcomes_count_every_block_once() -> None:
@@ -178,7 +178,7 @@ def test_history_starts_anew_though_the_first_step_scores_nothing() -> None:
     rows = tracker.step([("short", 34, 1)])
     assert len(rows.resets) == 1
     spin.begin(rows)
-    assert spin.fallbacks.tolist() == [0, 2, 0]
+    assert spin.fallbacks.tolist() == [0, 2, 0, 0]
     # The first step with more than K slots is the first of this history: dense.
     assert step(spin, tracker, {"short": (35, signature(1))}) == [[[0, 1, 2]]] * len(LAYERS)
 
@@ -192,7 +192,7 @@ def test_request_without_a_place_is_scored_densely_until_one_is_free() -> None:
         for blocks in step(spin, tracker, given):
             assert len(blocks[0]) == (10 if position == 160 else 5)
             assert len(blocks[1]) == 10
-    assert spin.fallbacks.tolist() == [0, 0, 3 * len(LAYERS)]
+    assert spin.fallbacks.tolist() == [0, 0, 3 * len(LAYERS), 0]
     tracker.finish("a")
     assert [len(b[0]) for b in step(spin, tracker, {"b": (163, signature(3))})] == [11, 11]
     assert [len(b[0]) for b in step(spin, tracker, {"b": (164, signature(3))})] == [6, 6]
