@@ -31,13 +31,27 @@ def prepare_engine() -> None:
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 
-def prepare_cpu_engine() -> None:
-    """Set what the CPU engine needs on a shared machine."""
+def prepare_stepped_engine() -> None:
+    """Keep the engine's core in this process, which steps it and reads the workers in between."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+
+def prepare_cpu_engine(ranks: int = 1) -> None:
+    """Set what the CPU engine needs on a shared machine.
+
+    Args:
+        ranks: processes that share the machine's cores.
+    """
     # vLLM's automatic binding takes core 0 first, so that two servers would share it.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // ranks)))
     # The engine's internal sockets listen on the machine's address otherwise.
     os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
+
+
+def num_cores() -> int:
+    """Count the cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,3 +85,26 @@ class SpinWorkerExtension:
         from spin_server.engine.spin.worker_state import worker_spin
 
         return {"rank": self.rank, **worker_spin().snapshot()}
+
+    def spin_digest(self) -> dict[str, Any]:
+        """Hash what this worker chose in the last step, and what it remembers.
+
+        Returns:
+            `rank`, and `layers` (numbers), `choices` and `histories` (see `SpinLayers.digest`) and
+            `table` (of the policies), or an `error`.
+        """
+        from spin_server.engine.spin.worker_state import worker_spin
+
+        layers, table = worker_spin().layers, worker_spin().table
+        if layers is None or table is None:
+            return {"rank": self.rank, "error": "this worker has no histories"}
+        try:
+            found = layers.digest()
+        except RuntimeError as error:  # a GPU's memory
+            return {"rank": self.rank, "error": str(error)}
+        return {
+            "rank": self.rank,
+            "layers": list(layers.numbers),
+            "table": table.digest(),
+            **found,
+        }

@@ -19,6 +19,7 @@ from spin_kernels.plan_blocks.triton import plan_blocks
 from spin_kernels.slot_remap.triton import slot_remap
 from spin_kernels.window_max.triton import window_max
 from spin_server.algorithm.options import HistoryType, SpinOptions
+from spin_server.engine.spin.digests import checksums, layer_checksums
 from spin_server.engine.spin.layers import FALLBACKS, count_fallbacks
 from spin_server.engine.spin.policy_table import PolicyTable
 from spin_server.engine.spin.requests import NO_SLOT, StepRows
@@ -316,3 +317,24 @@ class DeviceLayers:
             compress_ratio=self.compress_ratio,
             beside=beside,
         )
+
+    def digest(self, *, histories: bool = True) -> dict[str, list[int]]:
+        """Hash what the last step chose for its rows with a history; waits for the device.
+
+        Args:
+            histories: whether to hash these too.
+
+        Returns:
+            `choices` and `histories`, layer by layer; see `SpinLayers.digest`.
+        """
+        plan, held = self._plan, self.histories
+        live = self._rows.slots != NO_SLOT  # other rows hold an earlier step's plan
+        place = torch.arange(plan.blocks.shape[2], device=self._device)
+        found: dict[str, list[int]] = {"choices": []}
+        for blocks, counts in zip(plan.blocks, plan.counts, strict=True):
+            listed = place < (counts * live)[:, None]
+            found["choices"] += checksums(blocks.where(listed, -1)[None])
+        if histories:
+            tensors = (held.vertical, held.diagonal, held.last_observed, held.steps)
+            found["histories"] = layer_checksums(len(self.numbers), *tensors)
+        return found

@@ -18,6 +18,7 @@ from spin_server.algorithm.options import HistoryType, SpinOptions
 from spin_server.algorithm.policy_rows import PolicyRows
 from spin_server.algorithm.state import SpinState
 from spin_server.algorithm.step import StepInputs, StepPlan, commit_step, plan_step
+from spin_server.engine.spin.digests import checksums, layer_checksums
 from spin_server.engine.spin.policy_table import PolicyTable
 from spin_server.engine.spin.requests import NO_SLOT, StepRows
 
@@ -172,6 +173,7 @@ class SpinLayers:
         self._outcomes = torch.zeros(len(layers), table.capacity, len(OUTCOMES), dtype=torch.int64)
         self.fallbacks = torch.zeros(len(FALLBACKS), dtype=torch.int64)
         self._step: StepState | None = None
+        self._chosen: Tensor | None = None  # blocks of the last step; see `StepState`
 
     @property
     def num_bytes(self) -> int:
@@ -194,7 +196,7 @@ class SpinLayers:
         Args:
             rows: of the step, in batch order.
         """
-        self._step = None
+        self._step = self._chosen = None
         if len(rows.resets):
             self.state.reset(self._states(rows.resets))
         self.fallbacks += count_fallbacks(
@@ -211,6 +213,7 @@ class SpinLayers:
         """
         if self._step is None:
             self._step = self._plan(rows.first(len(num_slots)), num_slots)
+            self._chosen = self._step.blocks
         index = self.numbers.index(layer)
         step = self._step
         return LayerPlan(step.blocks[index], step.lengths[index], step.active, step.fresh)
@@ -306,3 +309,19 @@ class SpinLayers:
             torch.zeros(len(compact), dtype=torch.int64),
         )
         self._step = None
+
+    def digest(self, *, histories: bool = True) -> dict[str, list[int]]:
+        """Hash what the last step chose in each layer, and what the layer's histories hold.
+
+        Args:
+            histories: whether to hash these too.
+
+        Returns:
+            `choices`, 0 each if the step planned nothing, and `histories`; layer by layer.
+        """
+        num_layers, state, chosen = len(self.numbers), self.state, self._chosen
+        found = {"choices": [0] * num_layers if chosen is None else checksums(chosen)}
+        if histories:
+            tensors = (state.vertical, state.diagonal, state.last_observed, state.steps)
+            found["histories"] = layer_checksums(num_layers, *tensors)
+        return found
