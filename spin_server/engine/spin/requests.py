@@ -9,6 +9,7 @@ one starts where the first rejected draft stood, or further on while the host do
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 import torch
 from torch import Tensor
@@ -81,7 +82,9 @@ class RequestTracker:
     """
 
     def __init__(self, num_slots: int, num_drafts: int = 0) -> None:
-        self._free = list(range(num_slots - 1, -1, -1))
+        # The lowest is taken first. vLLM names finished requests in a set, whose order is each
+        # process's own: ranks would hold equal histories in different places.
+        self._free = list(range(num_slots))
         self._live: dict[str, _Request] = {}
         self.num_slots, self._num_drafts = num_slots, num_drafts
         # Every reason from the start, so that a counter never appears with its first event.
@@ -145,7 +148,7 @@ class RequestTracker:
 
     def _release(self, live: _Request) -> None:
         if live.slot != NO_SLOT:
-            self._free.append(live.slot)
+            heappush(self._free, live.slot)
             live.slot = NO_SLOT
 
     def step(self, rows: Sequence[tuple[str, int, int]]) -> StepRows:
@@ -161,7 +164,7 @@ class RequestTracker:
             few = num_tokens <= 1 + self._num_drafts
             decodes.append(few and position >= live.prompt_end)
             if decodes[-1] and live.slot == NO_SLOT and self._free:
-                live.slot, live.next_position = self._free.pop(), None
+                live.slot, live.next_position = heappop(self._free), None
             follows = decodes[-1] and live.slot != NO_SLOT
             if follows:
                 expected = live.next_position

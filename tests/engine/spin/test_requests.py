@@ -100,3 +100,20 @@ def test_no_slot_is_lost_or_shared_over_a_thousand_requests(seed: int) -> None:
     for request in [*running, *waiting]:
         tracker.finish(request)
     assert tracker.num_slots_in_use == 0
+
+
+def test_places_do_not_depend_on_the_order_in_which_requests_end() -> None:
+    # vLLM names those that ended in a set, whose order is each process's own.
+    def places(ended: tuple[str, ...]) -> list[int]:
+        tracker = RequestTracker(4)
+        for request in "abcd":
+            admit(tracker, request, 1)
+        tracker.step([(request, 1, 1) for request in "abcd"])
+        for request in ended:
+            tracker.finish(request)
+        for request in "ef":
+            admit(tracker, request, 1)
+        slots: list[int] = tracker.step([(request, 1, 1) for request in "ef"]).slots.tolist()
+        return slots
+
+    assert places(("a", "c")) == places(("c", "a")) == [0, 2]
