@@ -26,14 +26,24 @@ def add_parser(commands: Subparsers) -> None:
         "--max-num-seqs", type=int, metavar="N", help="requests at once (vLLM's default)"
     )
     parser.add_argument("--url", help="of a running server, such as http://127.0.0.1:8000")
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="run MODEL (on a CPU without one, a tiny model) with tensor parallelism N, 2 or more, "
+        "and compare what the ranks choose and remember after every step",
+    )
+    parser.add_argument(
+        "--steps", type=int, default=1000, metavar="N", help="of the engine, with --ranks (1000)"
+    )
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
-    for name in ("max_model_len", "max_num_seqs"):
+    for name, least in (("max_model_len", 1), ("max_num_seqs", 1), ("ranks", 2), ("steps", 1)):
         value = getattr(args, name)
-        if value is not None and value < 1:
-            raise InputError(f"--{name.replace('_', '-')}", "at least 1", value)
+        if value is not None and value < least:
+            raise InputError(f"--{name.replace('_', '-')}", f"at least {least}", value)
     from spin_server.engine.doctor import examine
 
     problems = 0
@@ -42,6 +52,8 @@ def _run(args: argparse.Namespace) -> int:
         max_model_len=args.max_model_len,
         max_num_seqs=args.max_num_seqs,
         url=args.url,
+        ranks=args.ranks,
+        steps=args.steps,
     ):
         problems += not finding.ok
         verdict = "ok     " if finding.ok else "PROBLEM"

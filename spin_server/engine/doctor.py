@@ -22,6 +22,7 @@ from spin_server.engine.model_support import (
     read_whole,
     require_cpu_kernels,
 )
+from spin_server.engine.ranks import check_ranks
 from spin_server.engine.versions import TORCH_VERSION, installed_vllm
 from spin_server.errors import InputError, SpinError
 
@@ -49,7 +50,13 @@ class Finding:
 
 
 def examine(
-    model: str | None, *, max_model_len: int | None, max_num_seqs: int | None, url: str | None
+    model: str | None,
+    *,
+    max_model_len: int | None,
+    max_num_seqs: int | None,
+    url: str | None,
+    ranks: int | None = None,
+    steps: int = 0,
 ) -> Iterator[Finding]:
     """Examine everything that can be told, in the order in which it would fail.
 
@@ -58,6 +65,8 @@ def examine(
         max_model_len: tokens; None for the model's own limit.
         max_num_seqs: requests that may be live at once; None for vLLM's own limit.
         url: of a running server, or None.
+        ranks: of an engine that is run to compare what they choose, or None.
+        steps: of that engine.
     """
     yield _python()
     yield _checked("engine", lambda: " ".join(installed_vllm()))
@@ -74,6 +83,8 @@ def examine(
         yield from _plugins(found)
     if model is not None:
         yield from _model(model, max_model_len, max_num_seqs, found)
+    if ranks is not None and found is not None:
+        yield _ranks(model, ranks, steps, on_cpu=found["is_cpu"])
     if url is not None:
         yield from _running(url)
 
@@ -230,6 +241,14 @@ def _memory(
     if not on_cpu:
         return f"{taken}; {preflight.check_gpu_memory(spin_bytes, 0, _GPU_SHARE)}"
     return f"{taken}; {preflight.check_memory(model, None, spin_bytes)}"
+
+
+def _ranks(model: str | None, ranks: int, steps: int, *, on_cpu: bool) -> Finding:
+    def check() -> str:
+        preflight.check_ranks_fit(ranks, on_cpu=on_cpu)
+        return check_ranks(model, ranks, steps, on_cpu=on_cpu)
+
+    return _checked("ranks", check)
 
 
 def _running(url: str) -> Iterator[Finding]:

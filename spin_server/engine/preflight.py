@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 
+from spin_server import environment
 from spin_server.errors import InputError, StartupError, UnsupportedError
 
 _GIB = 2**30
@@ -132,6 +133,24 @@ def check_gpu() -> str:
             f"(Blackwell), got {got}; --spin-off serves with the unmodified indexer"
         )
     return f"{name}: {_RAN[capability.major]}"
+
+
+def check_ranks_fit(num_ranks: int, *, on_cpu: bool) -> None:
+    """Refuse more ranks than there are devices, or cores where the device is a CPU.
+
+    Raises:
+        StartupError: there are fewer.
+    """
+    if on_cpu:
+        devices, name = environment.num_cores(), "cores"
+    else:
+        import torch
+
+        devices, name = torch.cuda.device_count(), "GPUs"
+    if devices < num_ranks:
+        raise StartupError(
+            f"--ranks {num_ranks}: expected as many {name} on this machine, got {devices}"
+        )
 
 
 def weight_bytes(model: str) -> int:

@@ -14,9 +14,9 @@ from spin_server.engine.model_support import (
 )
 from spin_server.engine.spin.layers import history_bytes
 from spin_server.engine.spin.settings import RecordSettings, SpinSettings, num_places
+from spin_server.engine.stepped import WORKER_EXTENSION
 from spin_server.errors import InputError, UnsupportedError
 
-_WORKER_EXTENSION = "spin_server.engine.worker.SpinWorkerExtension"
 _DEFAULT_HOST = "127.0.0.1"
 
 
@@ -38,7 +38,7 @@ def parse(model: str, vllm_arguments: Sequence[str], *, on_cpu: bool) -> argpars
     if args.model != model:
         raise InputError("--model", f"the model to be named once, as {model!r}", repr(args.model))
     _refuse_unsupported(args)
-    args.worker_extension_cls = _WORKER_EXTENSION
+    args.worker_extension_cls = WORKER_EXTENSION
     try:
         configure_logging_from_args(args)
         validate_parsed_serve_args(args)
