@@ -261,6 +261,7 @@ def _running(url: str) -> Iterator[Finding]:
         for sample in samples:
             if sample.name == "spin_plugin_active":
                 processes.setdefault(sample.labels["process"], []).append(sample.labels["plugin"])
+        agree = [bool(s.value) for s in samples if s.name == "spin_ranks_agree"]
         outcomes: Counter[str] = Counter()
         for sample in samples:
             if sample.name == "spin_kv_blocks_total":
@@ -275,6 +276,10 @@ def _running(url: str) -> Iterator[Finding]:
         return
     for process, plugins in processes.items():
         yield Finding(f"server: {process}", True, f"plugins {', '.join(plugins)} active")
+    if agree:  # off, or no snapshot yet
+        apart = "they differ: serve on one rank or with --spin-off; examine the model with --ranks"
+        text = "every rank chooses alike" if all(agree) else apart
+        yield Finding("server: ranks", all(agree), text)
     sparse = sum(outcomes.values()) - outcomes["dense"]
     shown = f"{outcomes['skipped'] / sparse:.1%}" if sparse else "no sparse step yet"
     yield Finding("server: realized sparsity", True, shown)

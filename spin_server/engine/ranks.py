@@ -36,7 +36,7 @@ _SETTINGS = SpinSettings(
 # A request comes every so many steps; by turns, tokens of its prompt and to generate. Prompts
 # share prefixes, so that later ones meet the prefix cache; the longest is prefilled in chunks
 # beside decoding ones; one grows past the length where the indexer starts to be called.
-_EVERY = 64
+_EVERY = 80
 _TURNS = ((2100, 180), (12, 40), (2040, 160), (5000, 120), (2497, 200))
 _POLICIES = (0, 0, 1, 0, 2)
 # What a rank is asked for, in the order in which a difference spreads.

@@ -116,7 +116,10 @@ class Answer(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def other_server(request: pytest.FixtureRequest) -> Iterator[str]:
     with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
-        server.text = request.param  # type: ignore[attr-defined]
+        text = request.param
+        if text in "01":
+            text = f'spin_plugin_active{{process="p",plugin="spin"}} 1\nspin_ranks_agree {text}\n'
+        server.text = text  # type: ignore[attr-defined]
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
@@ -150,6 +153,41 @@ def test_server_of_something_else_is_a_problem(
     assert message in out
 
 
-def test_number_that_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--max-num-seqs", "0"]) == 2
-    assert "--max-num-seqs: expected at least 1, got 0" in capsys.readouterr().err
+@pytest.mark.usefixtures("_plugins_load")
+@pytest.mark.parametrize(
+    ("other_server", "status", "line"),
+    [
+        ("1", 0, "ok      server: ranks: every rank chooses alike"),
+        ("0", 3, "PROBLEM server: ranks: they differ: serve on one rank or with --spin-off"),
+    ],
+    indirect=["other_server"],
+)
+def test_ranks_of_a_running_server_that_differ_are_a_problem(
+    other_server: str, status: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(capsys, "--url", other_server)[0] == status
+    assert line in run(capsys, "--url", other_server)[1]
+
+
+@pytest.mark.usefixtures("_plugins_load")
+def test_fewer_cores_than_ranks_are_a_problem_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor.preflight.environment, "num_cores", lambda: 3)
+    status, out = run(capsys, "--ranks", "4")
+    assert status == 3
+    assert (
+        "PROBLEM ranks: --ranks 4: expected as many cores on this machine, got 3\n1 problem\n"
+        in out
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "number", "least"),
+    [("--max-num-seqs", "0", 1), ("--ranks", "1", 2), ("--steps", "0", 1)],
+)
+def test_number_that_makes_no_sense_is_refused(
+    option: str, number: str, least: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", option, number]) == 2
+    assert f"{option}: expected at least {least}, got {number}" in capsys.readouterr().err

@@ -3,7 +3,7 @@
 A server's batches depend on when requests arrive, and a batch's composition moves near-ties in
 vLLM itself. Here every run sees the same batches, so that tokens can be compared one for one.
 
-Run: python offline_engine.py MODEL SETTINGS.json OUT.json RANKS
+Run: python offline_engine.py MODEL SETTINGS.json OUT.json
 """
 
 import json
@@ -32,36 +32,21 @@ def prompt(length: int) -> list[int]:
     return [2 + (i * 7919 + i // 97) % 250 for i in range(length)]
 
 
-def run(model: str, settings: dict[str, Any], ranks: int) -> dict[str, Any]:
-    """Tokens of every request and of a conversation of several turns; SPIN's counters.
+def run(model: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Tokens of every request and of a conversation of several turns; SPIN's counters."""
+    from spin_server.engine.spin.settings import SpinSettings
+    from spin_server.engine.stepped import stepped_engine
 
-    With several ranks, no conversation, but the ranks' digests after every step: see
-    `digest_worker`.
-    """
-    from spin_server import environment
-    from spin_server.engine.spin.settings import CONFIG_KEY
-
-    environment.prepare_engine()
-    environment.prepare_cpu_engine()
-    environment.allow_plugins(["spin", "spin_cpu"], ["spin", "spin_cpu"])
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    from vllm import EngineArgs, LLMEngine, SamplingParams
-
-    engine = LLMEngine.from_engine_args(
-        EngineArgs(
-            model=model,
-            enforce_eager=True,
-            max_model_len=8192,
-            max_num_batched_tokens=1024,
-            max_num_seqs=8,
-            kv_cache_memory_bytes=2**29,
-            tensor_parallel_size=ranks,
-            worker_extension_cls="digest_worker.DigestWorker",
-            additional_config={CONFIG_KEY: settings},
-        )
+    engine = stepped_engine(
+        model,
+        SpinSettings.model_validate(settings),
+        max_model_len=8192,
+        max_num_batched_tokens=1024,
+        max_num_seqs=8,
     )
+    from vllm import SamplingParams
+
     tokens: dict[str, list[int]] = {}
-    digests = []
 
     def add(name: str, token_ids: list[int], max_tokens: int) -> None:
         params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
@@ -70,8 +55,6 @@ def run(model: str, settings: dict[str, Any], ranks: int) -> dict[str, Any]:
     def step() -> None:
         for output in engine.step():
             tokens[output.request_id] = list(output.outputs[0].token_ids)
-        if ranks > 1:
-            digests.append(engine.collective_rpc("digest"))
 
     number, waiting = 0, list(SCHEDULE)
     while waiting or engine.has_unfinished_requests():
@@ -81,19 +64,17 @@ def run(model: str, settings: dict[str, Any], ranks: int) -> dict[str, Any]:
         step()
         number += 1
     conversation = prompt(2500)
-    for turn in range(TURNS if ranks == 1 else 0):
+    for turn in range(TURNS):
         add(f"turn {turn}", conversation, 30)
         while engine.has_unfinished_requests():
             step()
         conversation = [*conversation, *tokens[f"turn {turn}"], *prompt(40)]
     snapshot = engine.collective_rpc("spin_snapshot")[0]
-    return {"tokens": tokens, "snapshot": snapshot, "digests": digests}
+    return {"tokens": tokens, "snapshot": snapshot}
 
 
-def run_apart(
-    model: Path, settings: dict[str, Any], folder: Path, threads: int, ranks: int = 1
-) -> dict[str, Any]:
-    """The same in a process of its own, with that many threads, and ranks."""
+def run_apart(model: Path, settings: dict[str, Any], folder: Path, threads: int) -> dict[str, Any]:
+    """The same in a process of its own, with that many threads."""
     folder.mkdir()
     (folder / "settings.json").write_text(json.dumps(settings))
     with (folder / "log").open("wb") as log:
@@ -104,7 +85,6 @@ def run_apart(
                 str(model),
                 str(folder / "settings.json"),
                 folder / "out",
-                str(ranks),
             ],
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -122,6 +102,6 @@ def run_apart(
 
 
 if __name__ == "__main__":
-    _, model, settings, out, ranks = sys.argv
-    found = run(model, json.loads(Path(settings).read_text()), int(ranks))
+    _, model, settings, out = sys.argv
+    found = run(model, json.loads(Path(settings).read_text()))
     Path(out).write_text(json.dumps(found))

@@ -124,10 +124,10 @@ class EngineControl:
     async def outcomes(self) -> dict[str, dict[str, int]]:
         """Count blocks by tenant, or the default policy's name, and outcome; see `snapshot`.
 
-        Source: `WorkerSpin.snapshot`; every rank chooses the same.
+        Source: `WorkerSpin.snapshot`; every rank chooses the same, or `spin_ranks_agree` is 0.
         """
         reports = await self._client.collective_rpc("spin_snapshot")
-        self._collector.take(next(report for report in reports if report["rank"] == 0))
+        self._collector.take_ranks(reports)
         return {name: dict(counts) for name, counts in self._collector.tenants.items()}
 
     def name_rows(

@@ -1,13 +1,13 @@
 """SPIN's metrics on vLLM's `/metrics`.
 
 The figures live in the workers; the front end asks for a snapshot every few seconds and exports
-the last one. Every rank chooses the same blocks, so one rank speaks for all.
+the last one. Every rank chooses the same blocks, so one rank speaks for all, as long as they agree.
 """
 
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -22,6 +22,8 @@ OTHER = "_other"  # label of all who have no series of their own
 CANARY = "/canary"  # no tenant's name has a slash
 _MOST_TENANTS = 64  # with series of their own; the rest share one
 _BASE = ("model_name", "engine")
+# Of a snapshot, what every rank has alike.
+_ALIKE = ("layers", "policies", "fallbacks", "resets", "slots_in_use", "revision", "choices")
 
 
 def _is_canary(name: str) -> bool:
@@ -50,6 +52,7 @@ class SpinCollector(Collector):
         self.tenants: defaultdict[str, Counter[str]] = defaultdict(Counter)  # blocks by outcome
         self._counted: dict[int, dict[str, int]] = {}  # what was last seen of each row
         self.snapshot: dict[str, Any] | None = None
+        self.ranks_agree = True
         self.desired_revision: int | None = None  # of the policies, once somebody sets one
 
     def label(self, tenant: str) -> str:
@@ -85,6 +88,30 @@ class SpinCollector(Collector):
             if any(new.values()):
                 self.tenants[self.names.get(row, OTHER)].update(new)
         self._counted, self.snapshot = counted, snapshot
+
+    def take_ranks(self, reports: Sequence[dict[str, Any]]) -> None:
+        """Take the newest figures of all workers: rank 0's, and whether the others' are the same.
+
+        Args:
+            reports: see `SpinWorkerExtension.spin_snapshot`; all of the same moment.
+        """
+        first, *others = sorted(reports, key=lambda report: int(report["rank"]))
+        differing = [
+            (report["rank"], part)
+            for report in others
+            for part in _ALIKE
+            if report[part] != first[part]
+        ]
+        if differing and self.ranks_agree:
+            rank, part = differing[0]
+            logger.warning(
+                "rank %d and rank 0 no longer choose alike (%s): serve on one rank or with "
+                "--spin-off; `spin-server doctor MODEL --ranks N` says where it begins",
+                rank,
+                part,
+            )
+        self.ranks_agree = not differing
+        self.take(first)
 
     def collect(self) -> Iterator[Metric]:
         """Yield SPIN's metric families; no counters before the first snapshot."""
@@ -178,6 +205,13 @@ class SpinCollector(Collector):
             gauge = GaugeMetricFamily(name, text, labels=_BASE)
             gauge.add_metric(self._base, snapshot[key])
             yield gauge
+        agree = GaugeMetricFamily(
+            "spin_ranks_agree",
+            "1 if every rank chose alike in the last step that was looked at, and counts alike",
+            labels=_BASE,
+        )
+        agree.add_metric(self._base, self.ranks_agree)
+        yield agree
         traces = CounterMetricFamily(
             "spin_recorded_traces", "traces that were recorded", labels=[*_BASE, "result"]
         )
@@ -205,7 +239,7 @@ async def poll(engine_client: Any, collector: SpinCollector, period_seconds: flo
     while True:
         try:
             reports = await engine_client.collective_rpc("spin_snapshot")
-            collector.take(next(report for report in reports if report["rank"] == 0))
+            collector.take_ranks(reports)
         except Exception as error:  # the engine is dying, which the launcher notices
             logger.warning("no metrics from the workers: %s", error)
         await asyncio.sleep(period_seconds)

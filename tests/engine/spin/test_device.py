@@ -121,6 +121,48 @@ def test_device_layers_equal_the_cpus_through_joins_preemptions_and_leaves(
     assert torch.equal(device.histories.diagonal[:, : SLOTS + 1].cpu(), host.state.diagonal)
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_digest_tells_layers_that_chose_or_remember_otherwise(seed: int) -> None:
+    def one(seed: int) -> DeviceLayers:
+        sizes = {"num_states": 2, "num_rows": 3, "max_slots": SLOTS, "compress_ratio": 4}
+        options = SpinOptions(block_size=BLOCK, top_k=TOP_K, seed=seed)
+        return DeviceLayers(
+            LAYERS, options, table(DEVICE), dense_slots=DENSE, device=DEVICE, **sizes
+        )
+
+    generator = torch.Generator().manual_seed(0)
+    first, second = one(0), one(seed)
+    tracker = RequestTracker(2)
+    for name in "ab":
+        tracker.admit(name, policy=1, key=5, num_known_tokens=400)
+    chosen, found = [], []
+    for position in range(400, 406):
+        rows = tracker.step([(name, position, 1) for name in "ab"])
+        scores = torch.randn(len(LAYERS), 2, SLOTS, generator=generator)
+        num_slots = (rows.positions + 1) // 4
+        chosen.append([device_step(x, rows, num_slots, scores) for x in (first, second)])
+        found.append([layers.digest() for layers in (first, second)])
+    assert len({tuple(one["choices"]) for one, _ in found}) > 3
+    for (blocks, other_blocks), (digest, other) in zip(chosen, found, strict=True):
+        same = [a == b for a, b in zip(blocks, other_blocks, strict=True)]
+        pairs = zip(digest["choices"], other["choices"], strict=True)
+        assert [a == b for a, b in pairs] == same
+    assert (found[-1][0] == found[-1][1]) == (seed == 0)
+    # A row of padding, and blocks past the listed ones, hold what an earlier step left there.
+    before = first.digest()
+    first._plan.blocks[:, 2] = 99
+    first._plan.blocks[:, 0, -1] = 99
+    assert first.digest() == before
+    first.histories.diagonal[-1, 3] += 1.0
+    after = first.digest()
+    assert after["choices"] == before["choices"]
+    assert [a == b for a, b in zip(after["histories"], before["histories"], strict=True)] == [
+        True,
+        False,
+    ]
+    assert first.digest(histories=False) == {"choices": before["choices"]}
+
+
 @pytest.mark.parametrize(("history", "size"), [("float32", 4), ("bfloat16", 2)])
 def test_size_is_known_before_anything_is_made_and_grows_with_the_places(
     history: HistoryType, size: int

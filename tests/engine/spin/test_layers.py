@@ -197,3 +197,49 @@ def test_request_without_a_place_is_scored_densely_until_one_is_free() -> None:
     assert [len(b[0]) for b in step(spin, tracker, {"b": (163, signature(3))})] == [11, 11]
     assert [len(b[0]) for b in step(spin, tracker, {"b": (164, signature(3))})] == [6, 6]
     assert tracker.num_resets["prefill"] == 2
+
+
+def test_digest_tells_what_the_last_step_chose_and_what_each_layer_remembers() -> None:
+    def run(seed: int) -> list[dict[str, list[int]]]:
+        policy = Policy(
+            sparsity=Ratio.parse("sparsity", "0.5"), exploration=Ratio.parse("exploration", "0.5")
+        )
+        options = SpinOptions(block_size=BLOCK, top_k=TOP_K, seed=seed)
+        spin = SpinLayers(
+            LAYERS,
+            options,
+            PolicyTable(4, policy),
+            num_states=4,
+            max_slots=80,
+            compress_ratio=4,
+            dense_slots=TOP_K,
+        )
+        tracker, found = RequestTracker(4), [spin.digest()]
+        tracker.admit("a", policy=0, key=7, num_known_tokens=160)
+        for position in range(160, 166):
+            scores = torch.arange(SLOTS + 5.0).sin()
+            step(spin, tracker, {"a": (position, scores)})
+            found.append(spin.digest())
+        spin.begin(tracker.step([]))
+        found.append(spin.digest())
+        spin.state.diagonal[-1, 0] = 9.0
+        found.append(spin.digest())
+        return found
+
+    found = run(0)
+    assert found == run(0)
+    before, *steps, idle, changed = found
+    assert before["choices"] == idle["choices"] == [0, 0]  # nothing was planned
+    assert (
+        idle["histories"]
+        == steps[-1]["histories"]
+        == [
+            *changed["histories"][:1],
+            idle["histories"][1],
+        ]
+    )
+    assert changed["histories"][1] != idle["histories"][1]
+    assert all(a["histories"] != b["histories"] for a, b in zip(steps, steps[1:], strict=False))
+    other = run(1)
+    assert other[1] == found[1]  # the first step is dense
+    assert other[-3] != found[-3]

@@ -1,5 +1,6 @@
 """What a snapshot becomes on /metrics."""
 
+import logging
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ SNAPSHOT: dict[str, Any] = {
     "min_context": 2048,
     "traces": {"written": 6, "failed": 1},
     "revision": 9,
+    "choices": [123, 456],
 }
 
 
@@ -72,6 +74,7 @@ def test_every_figure_of_a_snapshot_is_exported() -> None:
         "spin_overhead_seconds_total": 0.5,
         "spin_overhead_calls_total": 7,
         "spin_config_revision applied": 9,
+        "spin_ranks_agree": 1,
     }
 
 
@@ -142,3 +145,22 @@ def test_only_some_tenants_have_series_of_their_own() -> None:
     assert len(shown) == 5 * 63 + 5  # 63 tenants (`default` counted nothing), and the rest
     assert sum(shown.values()) == sum(range(1, 201))
     assert found["spin_kv_blocks_total _other skipped"] == sum(range(64, 201))
+
+
+def test_rank_that_chooses_otherwise_is_told_once_and_exported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    spin = collector()
+    same = {"rank": 0, **SNAPSHOT}
+    other_times = {"overhead": {"seconds": 0.7, "calls": 7}, "traces": {"written": 0, "failed": 0}}
+    spin.take_ranks([{**same, "rank": 1, **other_times}, same])
+    assert samples(spin)["spin_ranks_agree"] == 1
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            spin.take_ranks([same, {**same, "rank": 1, "choices": [123, 457]}])
+    assert samples(spin)["spin_ranks_agree"] == 0
+    assert [record.getMessage()[:50] for record in caplog.records] == [
+        "rank 1 and rank 0 no longer choose alike (choices)"
+    ]
+    spin.take_ranks([same, {**same, "rank": 1}])
+    assert samples(spin)["spin_ranks_agree"] == 1
