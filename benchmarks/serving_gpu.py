@@ -149,7 +149,7 @@ def check(args: argparse.Namespace) -> None:
             engine.collective_rpc("bench_check")
         lengths = [2040, 3000, 9001, 16002, 30003]
         tokens, hashes, top = {}, [], []
-        split: dict[str, list[int]] = {"top-K": [], "plans": []}
+        split: dict[str, list[int]] = {"top-K": [], "plans": [], "histories": []}
         for index, length in enumerate(lengths):
             policy = 0 if args.off or args.keep_all else index + 1
             add(engine, f"r{index}", length, policy, args.steps - 3 * index)
@@ -163,6 +163,9 @@ def check(args: argparse.Namespace) -> None:
             if not args.off:
                 ranks["plans"] = engine.collective_rpc("bench_hash")
                 hashes.append(ranks["plans"][0])
+                if args.tp > 1:
+                    digests = engine.collective_rpc("spin_digest")
+                    ranks["histories"] = [str(digest.get("histories")) for digest in digests]
             for what, digests in ranks.items():
                 if len(set(digests)) > 1:
                     split[what].append(step)

@@ -237,10 +237,17 @@ def _context(model: str) -> int:
 
 
 def _failure(log: str) -> str:
-    """Say why the engine ended: the first error that it logged, or else its last line."""
+    """Say why the engine ended: the first error that it logged, or else its last line.
+
+    Keeps the whole log, and says where.
+    """
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="spin-ranks-", suffix=".log", delete=False
+    ) as kept:
+        kept.write(log)
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if "Error: " in line]
-    return f"the engine ended: {[*errors, *lines[-1:], 'without a word'][0]}"
+    return f"the engine ended: {[*errors, *lines[-1:], 'nothing said'][0]}; its log: {kept.name}"
 
 
 def _told(found: Comparison, num_ranks: int, num_steps: int) -> str:

@@ -1,6 +1,7 @@
 """What a comparison of ranks finds, and says."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -96,17 +97,23 @@ def test_ranks_that_differ_or_did_nothing_are_a_problem(
 @pytest.mark.parametrize(
     ("log", "message"),
     [
-        ("INFO x\n(Worker) ValueError: no room\nTraceback\nRuntimeError: failed", "no room"),
-        ("INFO x\nKilled\n", "the engine ended: Killed"),
-        ("", "the engine ended: without a word"),
+        (
+            "INFO x\n(Worker) ValueError: no room\nTraceback\nRuntimeError: failed",
+            "ended: (Worker) ValueError: no room; its log: ",
+        ),
+        ("INFO x\nKilled\n", "ended: Killed; its log: "),
+        ("", "ended: nothing said; its log: "),
     ],
 )
 def test_engine_that_does_not_start_is_told_by_its_first_error(
-    monkeypatch: pytest.MonkeyPatch, log: str, message: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: str, message: str
 ) -> None:
+    monkeypatch.setattr(ranks.tempfile, "tempdir", str(tmp_path))
     ended(monkeypatch, None, log)
-    with pytest.raises(StartupError, match=message):
+    with pytest.raises(StartupError, match=re.escape(message)):
         check_ranks(None, 2, 100, on_cpu=True)
+    (kept,) = tmp_path.iterdir()
+    assert kept.read_text() == log
 
 
 def test_what_cannot_be_run_is_refused_before_an_engine_starts(tmp_path: Path) -> None:

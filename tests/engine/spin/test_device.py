@@ -136,13 +136,13 @@ def test_digest_tells_layers_that_chose_or_remember_otherwise(seed: int) -> None
     for name in "ab":
         tracker.admit(name, policy=1, key=5, num_known_tokens=400)
     chosen, found = [], []
-    for position in range(400, 406):
+    for position in range(400, 404):
         rows = tracker.step([(name, position, 1) for name in "ab"])
         scores = torch.randn(len(LAYERS), 2, SLOTS, generator=generator)
         num_slots = (rows.positions + 1) // 4
         chosen.append([device_step(x, rows, num_slots, scores) for x in (first, second)])
         found.append([layers.digest() for layers in (first, second)])
-    assert len({tuple(one["choices"]) for one, _ in found}) > 3
+    assert len({tuple(one["choices"]) for one, _ in found}) > 2
     for (blocks, other_blocks), (digest, other) in zip(chosen, found, strict=True):
         same = [a == b for a, b in zip(blocks, other_blocks, strict=True)]
         pairs = zip(digest["choices"], other["choices"], strict=True)

@@ -1,5 +1,7 @@
 """A step of all layers: who takes part, and whose history it is."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -239,7 +241,7 @@ def test_digest_tells_what_the_last_step_chose_and_what_each_layer_remembers() -
         ]
     )
     assert changed["histories"][1] != idle["histories"][1]
-    assert all(a["histories"] != b["histories"] for a, b in zip(steps, steps[1:], strict=False))
+    assert all(a["histories"] != b["histories"] for a, b in pairwise(steps))
     other = run(1)
     assert other[1] == found[1]  # the first step is dense
     assert other[-3] != found[-3]
