@@ -92,7 +92,6 @@ def run_apart(model: Path, settings: dict[str, Any], folder: Path, threads: int)
                 **os.environ,
                 "OMP_NUM_THREADS": str(threads),
                 "TRITON_INTERPRET": "0",
-                "PYTHONPATH": str(Path(__file__).parent),
             },
             timeout=600,
         )

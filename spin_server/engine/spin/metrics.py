@@ -93,7 +93,7 @@ class SpinCollector(Collector):
         """Take the newest figures of all workers: rank 0's, and whether the others' are the same.
 
         Args:
-            reports: see `SpinWorkerExtension.spin_snapshot`; all of the same moment.
+            reports: see `SpinWorkerExtension.spin_snapshot`; all of one moment.
         """
         first, *others = sorted(reports, key=lambda report: int(report["rank"]))
         differing = [
