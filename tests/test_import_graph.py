@@ -52,6 +52,13 @@ SHUT = {
     ),
     "spin_server.replay": ("vllm", "spin_server.engine", "spin_server.cli"),
     "spin_server.tiny_model": ("vllm", "spin_server.engine", "spin_server.cli"),
+    "spin_server.profiles": (
+        "torch",
+        "vllm",
+        "spin_server.engine",
+        "spin_server.cli",
+        "spin_server.admin",
+    ),
     "spin_server.admin": ("torch", "vllm", "spin_server.engine"),
     "spin_server.engine": ("spin_server.cli", "spin_server.admin"),
 }

@@ -1,5 +1,6 @@
 """The `--admin-*` arguments of `spin-server serve`."""
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,22 @@ class AdminArguments:
     port: int
 
 
+def take_admin_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Take the `--admin-*` arguments out of a command line, whatever they ask for.
+
+    Returns:
+        These arguments, and what is left.
+
+    Raises:
+        InputError: an argument that does not exist, or a value of another type.
+    """
+    parser = own_parser()
+    parser.add_argument("--admin-store")
+    parser.add_argument("--admin-host")
+    parser.add_argument("--admin-port", type=int)
+    return take_own(parser, argv, "--admin-", "the admin API's")
+
+
 def read_admin_arguments(argv: Sequence[str]) -> tuple[AdminArguments | None, list[str]]:
     """Take the `--admin-*` arguments out of a command line.
 
@@ -28,11 +45,7 @@ def read_admin_arguments(argv: Sequence[str]) -> tuple[AdminArguments | None, li
     Raises:
         InputError: an argument that does not make sense.
     """
-    parser = own_parser()
-    parser.add_argument("--admin-store")
-    parser.add_argument("--admin-host")
-    parser.add_argument("--admin-port", type=int)
-    ours, rest = take_own(parser, argv, "--admin-", "the admin API's")
+    ours, rest = take_admin_arguments(argv)
     if ours.admin_store is None:
         if ours.admin_host is not None or ours.admin_port is not None:
             raise InputError("serve", "--admin-store beside --admin-host and -port", "none")

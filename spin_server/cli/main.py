@@ -12,6 +12,7 @@ from spin_server.cli import (
     history,
     key,
     policy,
+    profiles,
     replay,
     serve,
     status,
@@ -32,7 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"spin-server {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (serve, doctor, status, policy, tenant, key, bulk, history):
+    for module in (serve, profiles, doctor, status, policy, tenant, key, bulk, history):
         module.add_parser(commands)
     for module in (replay, tiny_model):
         module.add_parser(commands)

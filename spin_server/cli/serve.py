@@ -1,11 +1,19 @@
 """`spin-server serve`: vLLM's OpenAI server, with its own arguments."""
 
 import argparse
+import logging
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from spin_server.cli.exit_codes import ENGINE_DIED, OK
+from spin_server.cli.own_arguments import own_parser
 from spin_server.errors import InputError
+
+if TYPE_CHECKING:  # it needs pydantic, which other commands do without
+    from spin_server.profiles.profile import Profile
+
+logger = logging.getLogger(__name__)
 
 Subparsers = Any  # argparse names the type privately
 
@@ -17,6 +25,9 @@ Serve MODEL, a folder or a name OWNER/NAME, with vLLM's OpenAI server.
 Arguments after MODEL are SPIN's own (below) and vLLM's, passed on unchanged; --help=all lists
 those. What differs from `vllm serve`: it listens on 127.0.0.1 unless --host says otherwise, and on
 a CPU --enforce-eager and --enable-prompt-tokens-details are on.
+
+  --profile NAME|FILE.yaml    arguments for a machine, from a file (docs/profiles.md); what the
+                              command line says wins; `spin-server profiles` lists the names
 
 exit status: 0 after SIGINT or SIGTERM, 1 if the engine died, 2 for a wrong argument,
 3 if the server could not start
@@ -64,6 +75,7 @@ def main(argv: Sequence[str]) -> int:
     if not argv or (argv[0].startswith("-") and not argv[0].startswith("--help=")):
         raise InputError("serve", f"MODEL first: {_USAGE}", argv[0] if argv else "nothing")
     model = argv[0]
+    profile, given = _read_profile_argument(argv[1:])
 
     from spin_server.engine.lifetime import stop_on_signals_during_start
 
@@ -73,7 +85,12 @@ def main(argv: Sequence[str]) -> int:
     from spin_server.engine.versions import installed_vllm
 
     installed_vllm()
-    settings, rest = read_spin_arguments(argv[1:])
+    vllms = None
+    if profile is not None:
+        vllms = _for_vllm(profile)
+        given = [*profile.arguments, *given]
+        logger.info("profile %s: %s", profile.name, " ".join(profile.arguments))
+    settings, rest = read_spin_arguments(given)
     admin, rest = read_admin_arguments(rest)
     if admin is not None and not settings.enabled:
         raise InputError("serve", "SPIN to be on, beside --admin-store", "--spin-off")
@@ -89,7 +106,50 @@ def main(argv: Sequence[str]) -> int:
 
     from spin_server.engine.server import serve
 
-    return OK if serve(model, rest, settings, guest) else ENGINE_DIED
+    return OK if serve(model, rest, settings, guest, profile=vllms) else ENGINE_DIED
+
+
+def _read_profile_argument(argv: Sequence[str]) -> "tuple[Profile | None, list[str]]":
+    """Take --profile out of a command line.
+
+    Returns:
+        The profile, or None; and what is left.
+
+    Raises:
+        InputError: there is no such profile, or more was asked for than one.
+    """
+    parser = own_parser()
+    parser.add_argument("--profile", action="append")
+    try:
+        ours, rest = parser.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise InputError("--profile", "a name, or a file", error) from None
+    if ours.profile is None:
+        return None, rest
+    if len(ours.profile) > 1:
+        raise InputError("--profile", "one", ", ".join(ours.profile))
+    if any(argument.split("=")[0] == "--config" for argument in rest):
+        raise InputError("--config", "no --profile beside it, which may be a file too", "both")
+    from spin_server.profiles.profile import read_profile
+
+    return read_profile(ours.profile[0]), rest
+
+
+def _for_vllm(profile: "Profile") -> "Profile":
+    """Leave of a profile what is vLLM's.
+
+    Raises:
+        InputError: an argument of ours that does not exist, or a value of another type.
+    """
+    from spin_server.cli.admin_arguments import take_admin_arguments
+    from spin_server.cli.spin_arguments import take_spin_arguments
+
+    try:
+        _, rest = take_spin_arguments(profile.arguments)
+        _, rest = take_admin_arguments(rest)
+    except InputError as error:
+        raise InputError(f"profile {profile.name}", error.expected, error.got) from None
+    return replace(profile, arguments=tuple(rest))
 
 
 def _refuse_early(model: str, rest: Sequence[str], admin_port: int | None) -> None:

@@ -1,29 +1,32 @@
 """The `--spin-*` arguments of `spin-server serve`."""
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from spin_server.cli.own_arguments import own_parser, take_own
 from spin_server.engine.spin.settings import PolicySettings, SpinSettings
 from spin_server.errors import InputError
+from spin_server.yaml_file import read_yaml
 
 _RECORD_LIMITS = ("requests", "steps", "bytes")
 _POLICY_FIELDS = ("sparsity", "exploration", "exploration_policy", "ema_decay", "probe_period")
 
 
-def read_spin_arguments(argv: Sequence[str]) -> tuple[SpinSettings, list[str]]:
-    """Take our arguments out of a command line.
+def take_spin_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Take our arguments out of a command line, whatever they ask for.
 
     Returns:
-        The settings, and what is left for vLLM.
+        Our arguments, and what is left for vLLM.
 
     Raises:
-        InputError: an argument or a policy file that does not make sense.
+        InputError: an argument that SPIN does not know, or a value of another type.
     """
+    # A command line can take back what a profile switches on.
+    switch: dict[str, Any] = {"action": argparse.BooleanOptionalAction, "default": False}
     parser = own_parser()
     for field in _POLICY_FIELDS:
         kind = int if field == "probe_period" else str
@@ -36,13 +39,25 @@ def read_spin_arguments(argv: Sequence[str]) -> tuple[SpinSettings, list[str]]:
     parser.add_argument("--spin-mask")
     parser.add_argument("--spin-update")
     parser.add_argument("--spin-seed", type=int)
-    parser.add_argument("--spin-off", action="store_true")
-    parser.add_argument("--spin-allow-request-policy", action="store_true")
+    parser.add_argument("--spin-off", **switch)
+    parser.add_argument("--spin-allow-request-policy", **switch)
     parser.add_argument("--spin-record", metavar="FOLDER")
     parser.add_argument("--spin-record-layers")
     for field in _RECORD_LIMITS:
         parser.add_argument(f"--spin-record-{field}")
-    ours, rest = take_own(parser, argv, "--spin-", "SPIN's")
+    return take_own(parser, argv, "--spin-", "SPIN's")
+
+
+def read_spin_arguments(argv: Sequence[str]) -> tuple[SpinSettings, list[str]]:
+    """Take our arguments out of a command line.
+
+    Returns:
+        The settings, and what is left for vLLM.
+
+    Raises:
+        InputError: an argument or a policy file that does not make sense.
+    """
+    ours, rest = take_spin_arguments(argv)
     given = {f: v for f in _POLICY_FIELDS if (v := getattr(ours, f)) is not None}
     settings: dict[str, Any] = {"enabled": not ours.spin_off, "default": given}
     if ours.spin_policies is not None:
@@ -70,29 +85,8 @@ def read_spin_arguments(argv: Sequence[str]) -> tuple[SpinSettings, list[str]]:
     return checked, rest
 
 
-class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML whose mappings name every key once; the library lets the last one win."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Build a mapping, and refuse a key that comes twice."""
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = [key for index, key in enumerate(keys) if key in keys[:index]]
-        if twice:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"the key {twice[0]!r} comes twice", node.start_mark
-            )
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
-        return mapping
-
-
 def _read_policies(path: Path) -> Any:
-    try:
-        found = yaml.load(path.read_text(), Loader=_UniqueKeys)
-    except OSError as error:
-        raise InputError(f"--spin-policies {path}", "a readable file", error.strerror) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that is none
-        text = " ".join(str(error).split())
-        raise InputError(f"--spin-policies {path}", "YAML", text) from None
+    found = read_yaml(path, f"--spin-policies {path}")
     if not isinstance(found, dict) or set(found) != {"policies"}:
         raise InputError(f"--spin-policies {path}", "one key, policies", found)
     return found["policies"]

@@ -37,6 +37,7 @@ from spin_server.engine.tenancy.refusals import Refusals
 from spin_server.engine.tenancy.usage import TenantUsage
 from spin_server.errors import InputError, StartupError
 from spin_server.key_text import BlackOut
+from spin_server.profiles.profile import Profile
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,8 @@ def serve(
     vllm_arguments: Sequence[str],
     settings: SpinSettings,
     guest: Guest | None = None,
+    *,
+    profile: Profile | None = None,
 ) -> bool:
     """Serve a model until a signal or the engine's death.
 
@@ -76,6 +79,7 @@ def serve(
         vllm_arguments: vLLM's own, unchanged; ours are added where they are absent.
         settings: SPIN's, for every process of the engine.
         guest: runs in the event loop of the server, and may change its policies.
+        profile: where the first of `vllm_arguments` come from, for a message that names it.
 
     Returns:
         True after a requested shutdown, False if the engine died.
@@ -103,7 +107,7 @@ def serve(
     load_general_plugins()
     _require("the front end", required, presence.active_plugins())
 
-    args = parse(model, vllm_arguments, on_cpu=on_cpu)
+    args = parse(model, vllm_arguments, on_cpu=on_cpu, profile=profile)
     if guest is not None:
         refuse_beside_keys(args)
         if not args.uds and guest.port == args.port:

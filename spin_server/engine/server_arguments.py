@@ -4,7 +4,7 @@ import argparse
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from spin_server.engine import preflight
 from spin_server.engine.model_support import (
@@ -16,12 +16,26 @@ from spin_server.engine.spin.layers import history_bytes
 from spin_server.engine.spin.settings import RecordSettings, SpinSettings, num_places
 from spin_server.engine.stepped import WORKER_EXTENSION
 from spin_server.errors import InputError, UnsupportedError
+from spin_server.profiles.profile import Profile
 
 _DEFAULT_HOST = "127.0.0.1"
 
 
-def parse(model: str, vllm_arguments: Sequence[str], *, on_cpu: bool) -> argparse.Namespace:
-    """Parse vLLM's arguments with vLLM's parser, and refuse those that we cannot serve."""
+def parse(
+    model: str, vllm_arguments: Sequence[str], *, on_cpu: bool, profile: Profile | None = None
+) -> argparse.Namespace:
+    """Parse vLLM's arguments with vLLM's parser, and refuse those that we cannot serve.
+
+    Args:
+        model: a folder, or a name for vLLM to look up.
+        vllm_arguments: all of them.
+        on_cpu: whether to set our defaults for a CPU.
+        profile: the first of them, whose mistakes are told by its name.
+
+    Raises:
+        InputError: what vLLM does not take.
+        UnsupportedError: what we cannot serve.
+    """
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.logger import configure_logging_from_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -31,6 +45,8 @@ def parse(model: str, vllm_arguments: Sequence[str], *, on_cpu: bool) -> argpars
     if on_cpu:
         # vLLM's CPU build compiles for minutes to gain nothing at this size.
         parser.set_defaults(enforce_eager=True, enable_prompt_tokens_details=True)
+    if profile is not None:
+        _refuse_unknown(parser, profile)
     try:
         args: argparse.Namespace = parser.parse_args(["--model", model, *vllm_arguments])
     except Exception as error:  # vLLM's parser reads files and raises what it meets
@@ -45,6 +61,24 @@ def parse(model: str, vllm_arguments: Sequence[str], *, on_cpu: bool) -> argpars
     except Exception as error:  # it raises a class of its own for each kind
         raise _bad_arguments(error) from error
     return args
+
+
+def _refuse_unknown(parser: Any, profile: Profile) -> None:
+    """Parse a profile by itself: full names only, and a mistake is one line with its name."""
+
+    def refuse(message: str) -> NoReturn:
+        raise InputError(f"profile {profile.name}", "arguments that vLLM takes", message)
+
+    parser.error, parser.allow_abbrev = refuse, False
+    try:
+        parser.parse_args(list(profile.arguments))
+    except InputError:
+        raise
+    except Exception as error:  # as above
+        refuse(in_one_line(error) or type(error).__name__)
+    finally:
+        del parser.error
+        parser.allow_abbrev = True
 
 
 def _bad_arguments(error: Exception) -> InputError:
