@@ -53,9 +53,8 @@ $(READY): $(ENGINE) pyproject.toml
 .PHONY: serve
 serve: $(READY) ## serve the tiny demo model on HOST:PORT (127.0.0.1:8000), its admin API on ADMIN_PORT
 	@$(BIN)/spin-server tiny-model $(MODEL)
-	@exec $(BIN)/spin-server serve $(MODEL) --served-model-name tiny --host $(HOST) \
-		--port $(PORT) --max-model-len 65536 --kv-cache-memory-bytes 1073741824 \
-		--spin-allow-request-policy --admin-store .cache/admin.db --admin-port $(ADMIN_PORT) $(ARGS)
+	@exec $(BIN)/spin-server serve $(MODEL) --profile cpu-demo --host $(HOST) --port $(PORT) \
+		--admin-store .cache/admin.db --admin-port $(ADMIN_PORT) $(ARGS)
 
 .PHONY: test
 test: $(READY) ## run every test that needs no GPU

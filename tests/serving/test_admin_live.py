@@ -75,7 +75,7 @@ def server(tiny_model: Path, folder: Path) -> Iterator[LiveServer]:
     )
     store.close()
     arguments = (
-        *("--max-model-len", "16384", "--max-num-seqs", "4", "--spin-allow-request-policy"),
+        *("--profile", "cpu-demo", "--max-model-len", "16384", "--max-num-seqs", "4"),
         *("--admin-store", str(folder / "admin.db"), "--admin-port", "0"),
     )
     with live_server.running(tiny_model, folder / "log", *arguments) as running:
