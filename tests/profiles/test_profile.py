@@ -137,6 +137,12 @@ def test_profile_of_each_kind_of_machine_is_there() -> None:
     assert {"b300-tp8ep8", "h200-tp8ep8", "single-gpu", "cpu-demo"} <= set(profile_names())
 
 
+def test_file_in_the_documentation_reads(tmp_path: Path) -> None:
+    example = (ROOT / "docs/profiles.md").read_text().split("```yaml\n")[1].split("```")[0]
+    arguments = read_profile(write(tmp_path, example)).arguments
+    assert {"--tensor-parallel-size=8", "--max-num-seqs=48"} <= set(arguments)
+
+
 def test_profiles_are_in_the_wheel() -> None:
     setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     package = ROOT / "spin_server"
