@@ -374,7 +374,7 @@ class GpuBenchWorker(SpinWorkerExtension):
             }
             history_update.BESIDE = dataclasses.replace(_BESIDE, **sizes)
             if layers is not None:
-                short = SpinSparseAttnIndexer.default_min_context // layers.compress_ratio
+                short = SpinSparseAttnIndexer.default_min_slots
                 layers.dense_slots = short if "short" in _Bench.words else dense_slots
             high = torch.cuda.Stream(priority=-1)
             CudaGraphManager._capture_stream = (

@@ -213,8 +213,8 @@ def _model(
 
 def _describe(geometry: IndexerGeometry) -> str:
     return (
-        f"SPIN applies: {len(geometry.layers)} CSA layers, {geometry.num_heads} index heads, "
-        f"top {geometry.top_k} of one slot per {geometry.compress_ratio} tokens"
+        f"SPIN applies: indexers in {len(geometry.layers)} layers, {geometry.num_heads} index "
+        f"heads, top {geometry.top_k}; tokens per slot: {geometry.compress_ratio}"
     )
 
 

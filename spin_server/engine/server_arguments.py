@@ -155,6 +155,7 @@ def _refuse_beside_spin(config: Any) -> None:
         "KV transfer or offloading": config.kv_transfer_config is not None,
         "microbatching (--enable-dbo, --ubatch-size)": parallel.use_ubatching,
         "sleep mode (--enable-sleep-mode)": config.model_config.enable_sleep_mode,
+        "HiSparse": config.attention_config.hisparse_config is not None,
     }
     for what, asked in reasons.items():
         if asked:

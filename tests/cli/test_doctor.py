@@ -39,7 +39,7 @@ def test_working_installation_has_no_problem(
     status, out = run(capsys, str(model), "--max-model-len", "65536", "--max-num-seqs", "128")
     assert (status, "0 problems" in out) == (0, True), out
     assert "ok      plugins: spin, spin_cpu load in a fresh process" in out
-    assert "SPIN applies: 1 CSA layers, 4 index heads" in out
+    assert "SPIN applies: indexers in 1 layers, 4 index heads" in out
     # 128 requests x 16,384 slots x (4 + 4 bytes, and 8 per block of 64) and a little more.
     assert "SPIN takes 0.02 GiB for 128 requests of 65,536 tokens" in out
 

@@ -70,17 +70,19 @@ def test_what_a_cpu_engine_cannot_be_asked_for_is_refused_beside_spin() -> None:
     asked = {
         "microbatching": ("parallel_config", "use_ubatching"),
         "sleep mode": ("model_config", "enable_sleep_mode"),
+        "HiSparse": ("attention_config", "hisparse_config"),
     }
     for what, (part, name) in asked.items():
         config = SimpleNamespace(
             parallel_config=SimpleNamespace(pipeline_parallel_size=1, use_ubatching=False),
             model_config=SimpleNamespace(enable_sleep_mode=False),
+            attention_config=SimpleNamespace(hisparse_config=None),
             speculative_config=None,
             kv_transfer_config=None,
         )
         server_arguments._refuse_beside_spin(config)
         setattr(getattr(config, part), name, True)
-        with pytest.raises(UnsupportedError, match=f"{what} .* beside SPIN is not supported"):
+        with pytest.raises(UnsupportedError, match=f"{what} .*beside SPIN is not supported"):
             server_arguments._refuse_beside_spin(config)
 
 

@@ -23,7 +23,7 @@ PAGE_SLOTS = 64
 class SpinIndexer(SparseAttnIndexer):  # type: ignore[misc]
     """The indexer of one layer; a device's subclass makes the histories and scores with them."""
 
-    default_min_context = 0  # tokens; contexts of no more are scored densely
+    default_min_slots = 0  # contexts of no more are scored densely
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
@@ -56,14 +56,16 @@ class SpinIndexer(SparseAttnIndexer):  # type: ignore[misc]
                     "dense_slots": self.dense_slots(settings, self.topk_tokens, ratio),
                 },
             )
-        self.spin = worker.layers
         self.layer_number = extract_layer_index(self.k_cache.prefix)
+        # Draft layers may have an indexer of their own, which stays vLLM's.
+        if self.layer_number in worker.layers.numbers:
+            self.spin = worker.layers
 
     @classmethod
     def dense_slots(cls, settings: SpinSettings, top_k: int, ratio: int) -> int:
         """Slots of the longest context that is scored densely."""
         tokens = settings.min_context
-        return max(top_k, (cls.default_min_context if tokens is None else tokens) // ratio)
+        return max(top_k, cls.default_min_slots if tokens is None else tokens // ratio)
 
     def make_layers(
         self,

@@ -54,6 +54,10 @@ class _ScoreTap:
         """Use the next scores as soon as they are launched, before vLLM's top-K is."""
         self._then = use
 
+    def forget(self) -> None:
+        """Use no scores, for none were made."""
+        self._then = None
+
 
 _tap = _ScoreTap()
 
@@ -76,7 +80,7 @@ class SpinSparseAttnIndexer(SpinIndexer):
     """The indexer of one layer, with SPIN in front."""
 
     # Below, there is less to save than it takes (docs/gpu.md, "Short contexts").
-    default_min_context = 131_072
+    default_min_slots = 32_768
     # The layer to plan beside this one's top-K; in a tuple, or PyTorch makes it a part of this one.
     following: tuple[Self, ...] = ()
     _unlearnt: Tensor | None = None  # scores, until the layer's attention is launched
@@ -164,10 +168,25 @@ class SpinSparseAttnIndexer(SpinIndexer):
         Returns:
             (int32): [tokens, k]; the chosen slots of each token, -1 filled.
         """
+        return self.narrow(super().forward_cuda, hidden_states, q_quant, k, weights)
+
+    def narrow(
+        self,
+        score: Callable[[Tensor, Any, Tensor | None, Tensor], Tensor],
+        hidden_states: Tensor,
+        q_quant: Any,
+        k: Tensor | None,
+        weights: Tensor,
+    ) -> Tensor:
+        """See `forward_cuda`.
+
+        Args:
+            score: vLLM's own indexer, in whichever way the model calls it.
+            hidden_states, q_quant, k, weights: what it is called with.
+        """
         metadata = self.decode_metadata()
         if metadata is None:
-            chosen: Tensor = super().forward_cuda(hidden_states, q_quant, k, weights)
-            return chosen
+            return score(hidden_states, q_quant, k, weights)
         spin, beside, context = self._layers(), worker_spin().beside, get_forward_context()
         decode, num_rows = metadata.decode, metadata.num_decode_tokens
         beside.join()
@@ -195,8 +214,10 @@ class SpinSparseAttnIndexer(SpinIndexer):
 
         _tap.then(use)
         with self.seeing(dataclasses.replace(metadata, decode=narrowed)):
-            chosen = super().forward_cuda(hidden_states, q_quant, k, weights)
-        assert _tap.idle  # decode rows are always scored
+            chosen = score(hidden_states, q_quant, k, weights)
+        if not _tap.idle:  # vLLM needs no top-K in this step, and has left the last one's
+            _tap.forget()
+            return chosen
         spin.remap(self.layer_number, self.topk_indices_buffer[:num_rows, : self.topk_tokens])
         return chosen
 

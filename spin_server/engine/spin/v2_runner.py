@@ -11,7 +11,7 @@ from vllm.v1.attention.backends.mla.indexer import DeepseekV32IndexerMetadata
 from vllm.v1.worker.gpu import model_states
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
-from spin_server.engine.spin import indexer_cuda
+from spin_server.engine.spin import indexer_cuda, indexer_function
 from spin_server.engine.spin.device import DeviceLayers
 from spin_server.engine.spin.device_drafts import DraftedLayers
 from spin_server.engine.spin.settings import request_identity
@@ -28,6 +28,7 @@ class SpinModelState(DefaultModelState):  # type: ignore[misc]
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         indexer_cuda.install(self.model)
+        indexer_function.install(self.model)
         layers = worker_spin().layers
         if isinstance(layers, DeviceLayers):
             layers.warm_up()
