@@ -121,9 +121,10 @@ def test_given_budgets_equal_brute_force(
     compare(seed, shape, variant="A1", **options, budgets=budgets)
 
 
-def test_real_sizes_equal_brute_force(compare: Callable[..., None]) -> None:
+@pytest.mark.parametrize(("slots", "top_k"), [(3000, 512), (6000, 2048)])
+def test_real_sizes_equal_brute_force(compare: Callable[..., None], slots: int, top_k: int) -> None:
     shape = {
-        **{"steps": 6, "rows": 2, "slots": 3000},
+        **{"steps": 6, "rows": 2, "slots": slots},
         **{"ties": False, "holes": False, "rewinds": False, "turns": False},
     }
     compare(
@@ -136,7 +137,7 @@ def test_real_sizes_equal_brute_force(compare: Callable[..., None]) -> None:
         variant="A1",
         ema_decay=0.5,
         block_size=64,
-        top_k=512,
+        top_k=top_k,
         seed=0,
         history="float32",
         mask="union",

@@ -75,19 +75,20 @@ def device_step(
     return chosen
 
 
-@pytest.mark.parametrize("history", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("history", "ratio"), [("float32", 4), ("bfloat16", 4), ("float32", 1)])
 def test_device_layers_equal_the_cpus_through_joins_preemptions_and_leaves(
-    history: HistoryType,
+    history: HistoryType, ratio: int
 ) -> None:
     rng, generator = random.Random(0), torch.Generator().manual_seed(0)
     options = SpinOptions(block_size=BLOCK, top_k=TOP_K, seed=9, history=history)
-    sizes = {"num_states": STATES, "max_slots": SLOTS, "compress_ratio": 4, "dense_slots": DENSE}
+    sizes = {"num_states": STATES, "max_slots": SLOTS, "dense_slots": DENSE}
+    sizes["compress_ratio"] = ratio
     host = SpinLayers(LAYERS, options, table("cpu"), **sizes)
     device = DeviceLayers(LAYERS, options, table(DEVICE), num_rows=STATES, device=DEVICE, **sizes)
     tracker, live = RequestTracker(STATES), {}
     for step in range(24):
         if len(live) < STATES and rng.random() < 0.4:
-            live[f"r{step}"] = start = rng.randrange(60, 300)
+            live[f"r{step}"] = start = rng.randrange(60, 300) * ratio // 4
             tracker.admit(
                 f"r{step}", policy=rng.randrange(3), key=rng.getrandbits(60), num_known_tokens=start
             )
@@ -100,7 +101,7 @@ def test_device_layers_equal_the_cpus_through_joins_preemptions_and_leaves(
         order = rng.sample(list(live), len(live))
         rows = tracker.step([(name, live[name], 1) for name in order])
         live = {name: position + 1 for name, position in live.items()}
-        num_slots = (rows.positions + 1) // 4
+        num_slots = (rows.positions + 1) // ratio
         scores = torch.randn(len(LAYERS), len(order), SLOTS, generator=generator)
         chosen = device_step(device, rows, num_slots, scores)
         host.begin(rows)
