@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -21,14 +22,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.decode_bench_connector import 
 )
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers import sparse_attn_indexer
-from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
 from vllm.utils.deep_gemm import get_paged_mqa_logits_metadata
 from vllm.utils.platform_utils import num_compute_units
 from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 from vllm.v1.worker.utils import KVBlockZeroer
 
 from spin_kernels.history_update import triton as history_update
-from spin_server.engine.spin import indexer_cuda, side_stream
+from spin_server.engine.spin import indexer_cuda, indexer_function, side_stream
 from spin_server.engine.spin.device import DeviceLayers
 from spin_server.engine.spin.indexer_cuda import PAGE_SLOTS, SpinSparseAttnIndexer
 from spin_server.engine.spin.layers import SpinLayers
@@ -41,10 +41,15 @@ from spin_server.engine.worker import SpinWorkerExtension
 _PAGE_KEYS, _PAGE_BYTES = 64 * 128, 64 * 132
 _AHEAD_CYCLES = 4_000_000  # 2 ms at 2 GHz
 _SHAPE, _BESIDE = {"b": "blocks", "w": "warps", "p": "programs"}, history_update.BESIDE
-_spin_forward = SpinSparseAttnIndexer.forward_cuda
+_narrow = SpinSparseAttnIndexer.narrow
 _plan_ahead, _one_graph = SpinSparseAttnIndexer.plan_ahead, side_stream.one_graph
 _learn, _capture_stream = DeviceLayers.learn, CudaGraphManager._capture_stream
 _branch, _join = side_stream.SideStream.branch, side_stream.SideStream.join
+
+
+# vLLM's own indexer, and what it is called with: hidden states, queries, keys and weights.
+Score = Callable[[Tensor, Any, Tensor | None, Tensor], Tensor]
+Inputs = tuple[Tensor, Any, Tensor | None, Tensor]
 
 
 class _Bench:
@@ -68,8 +73,13 @@ class _Bench:
     weights: ClassVar[dict[int, Tensor]] = {}  # by layer, (float32): [rows, heads]
 
 
-def _forward(
-    self: SpinSparseAttnIndexer, hidden: Tensor, q: Any, k: Tensor | None, weights: Tensor
+def _narrow_in_this_mode(
+    self: SpinSparseAttnIndexer,
+    score: Score,
+    hidden: Tensor,
+    q: Any,
+    k: Tensor | None,
+    weights: Tensor,
 ) -> Tensor:
     """Run the indexer on random queries, in the mode that is being captured or checked."""
     given = _Bench.queries.get(getattr(self, "layer_number", -1))
@@ -79,7 +89,15 @@ def _forward(
         assert q.dtype == given.dtype
         q = given[: len(q)]
         weights = _Bench.weights[self.layer_number][: len(weights)]
-    chosen = _forward_in_this_mode(self, hidden, q, k, weights)
+    metadata, inputs = self.decode_metadata(), (hidden, q, k, weights)
+    if _Bench.mode == "off" or metadata is None:
+        chosen = score(*inputs)
+    elif _Bench.mode == "bound":
+        chosen = _score_bound(self, metadata, score, inputs)
+    elif _Bench.mode == "check":
+        chosen = _score_checked(self, metadata, score, inputs)
+    else:
+        chosen = _narrow(self, score, *inputs)
     if _Bench.in_order:
         # vLLM's top-K leaves its order to chance, and the attention adds up in that order.
         rows = self.topk_indices_buffer[: len(hidden), : self.topk_tokens]
@@ -87,21 +105,7 @@ def _forward(
     return chosen
 
 
-# At once: vLLM looks the method up when it builds a layer, and a graph in pieces keeps it.
-SpinSparseAttnIndexer.forward_cuda = _forward
-
-
-def _forward_in_this_mode(
-    self: SpinSparseAttnIndexer, hidden: Tensor, q: Any, k: Tensor | None, weights: Tensor
-) -> Tensor:
-    metadata = self.decode_metadata()
-    if _Bench.mode == "off" or metadata is None:
-        return SparseAttnIndexer.forward_cuda(self, hidden, q, k, weights)
-    if _Bench.mode == "bound":
-        return _forward_bound(self, metadata, hidden, q, k, weights)
-    if _Bench.mode == "check":
-        return _forward_checked(self, metadata, hidden, q, k, weights)
-    return _spin_forward(self, hidden, q, k, weights)
+SpinSparseAttnIndexer.narrow = _narrow_in_this_mode
 
 
 def _one_graph_in_this_mode() -> bool:
@@ -129,8 +133,8 @@ def _branch_in_this_mode(self: side_stream.SideStream, *held: Tensor, behind: bo
     return _branch(self, *held, behind=behind and "at-once" not in _Bench.words)
 
 
-def _forward_bound(
-    self: SpinSparseAttnIndexer, metadata: Any, hidden: Tensor, q: Any, k: Any, weights: Tensor
+def _score_bound(
+    self: SpinSparseAttnIndexer, metadata: Any, score: Score, inputs: Inputs
 ) -> Tensor:
     """Score the same evenly spread blocks at every step: the reduction without SPIN's work."""
     step = get_forward_context().additional_kwargs
@@ -146,12 +150,13 @@ def _forward_bound(
         }
     narrowed = dataclasses.replace(decode, **step["bench_bound"])
     with self.seeing(dataclasses.replace(metadata, decode=narrowed)):
-        return SparseAttnIndexer.forward_cuda(self, hidden, q, k, weights)
+        return score(*inputs)
 
 
-def _forward_checked(
-    self: SpinSparseAttnIndexer, metadata: Any, hidden: Tensor, q: Any, k: Any, weights: Tensor
+def _score_checked(
+    self: SpinSparseAttnIndexer, metadata: Any, score: Score, inputs: Inputs
 ) -> Tensor:
+    (_, q, _, weights) = inputs
     decode, num_rows = metadata.decode, metadata.num_decode_tokens
     spin, found = self.spin, _Bench.found
     assert spin is not None
@@ -168,7 +173,7 @@ def _forward_checked(
         clean_logits=False,
         indices=decode.indices,
     ).clone()
-    chosen = _spin_forward(self, hidden, q, k, weights)
+    chosen = _narrow(self, score, *inputs)
     index = spin.numbers.index(self.layer_number)
     if index == 0:
         _Bench.oracle.begin(_Bench.rows)
@@ -212,6 +217,7 @@ class GpuBenchWorker(SpinWorkerExtension):
         for name, module in model.named_modules():
             if isinstance(module, SpinSparseAttnIndexer):  # has a number, unless SPIN is off
                 module.layer_number = next(int(p) for p in name.split(".") if p.isdigit())
+        indexer_function.put_in_front(self._indexers())  # with SPIN off, nothing else did
         for module in self._indexers():
             shape, device = (rows, heads, module.head_dim), self.device
             queries = torch.empty(shape, dtype=torch.float8_e4m3fn, device=device)
@@ -280,8 +286,8 @@ class GpuBenchWorker(SpinWorkerExtension):
             layers.options,
             PolicyTable.of(settings),
             num_states=config.scheduler_config.max_num_seqs,
-            max_slots=config.model_config.max_model_len // 4,
-            compress_ratio=4,
+            max_slots=config.model_config.max_model_len // layers.compress_ratio,
+            compress_ratio=layers.compress_ratio,
             dense_slots=layers.options.top_k,
         )
         begin = DeviceLayers.begin
@@ -359,10 +365,11 @@ class GpuBenchWorker(SpinWorkerExtension):
         """
         manager, took = self.model_runner.cudagraph_manager, {}
         rows = self.model_runner.max_num_reqs
-        width = self.model_runner.max_model_len // 4 // PAGE_SLOTS + 1
+        layers = worker_spin().layers
+        ratio = layers.compress_ratio if layers is not None else 1
+        width = self.model_runner.max_model_len // ratio // PAGE_SLOTS + 1
         _Bench.bound_blocks = torch.zeros(rows, width, dtype=torch.int64, device="cuda")
         _Bench.bound_lengths = torch.ones(rows, 1, dtype=torch.int32, device="cuda")
-        layers = worker_spin().layers
         dense_slots = layers.dense_slots if layers is not None else 0
         for mode in modes:
             started = time.perf_counter()
@@ -437,7 +444,8 @@ class GpuBenchWorker(SpinWorkerExtension):
         table.write(0, policy)
         if mode == "bound":
             layers = worker_spin().layers
-            listed, length = spread_blocks(tokens // 4, policy.sparsity.billionths, layers.options)
+            slots = tokens // layers.compress_ratio
+            listed, length = spread_blocks(slots, policy.sparsity.billionths, layers.options)
             _Bench.bound_blocks.zero_()
             _Bench.bound_blocks[:, : len(listed)] = listed.cuda()
             _Bench.bound_lengths.fill_(length)

@@ -2,12 +2,13 @@
 
 Run on a machine with a GPU, in an environment with spin-server[cuda]:
   python benchmarks/serving_gpu.py check [--graphs full] [--out A.json]  short contexts
+  python benchmarks/serving_gpu.py check --model v32 | glm5 [--kv-cache fp8]  one slot per token
   python benchmarks/serving_gpu.py compare A.json B.json   two checks' tokens, top-K and plans
   python benchmarks/serving_gpu.py time [--batch 96] [--tokens 519168] [--layers 14]
   python benchmarks/serving_gpu.py grid                    1, 16, 48 requests, 32K to 1M tokens
-One rank of a TP8/EP8 deployment of DeepSeek-V4-Flash, some of its layers, dummy weights. The
-prefill is skipped (vLLM's DecodeBenchConnector); the indexer's pages hold random keys and scales,
-and its queries are random too: dummy weights make zeros of them.
+One rank of a TP8/EP8 deployment of DeepSeek-V4-Flash (or of --model), some of its layers, dummy
+weights. The prefill is skipped (vLLM's DecodeBenchConnector); the indexer's pages hold random keys
+and scales, and its queries are random too: dummy weights make zeros of them.
 Without VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER=0 and VLLM_DEEP_GEMM_WARMUP=skip, vLLM compiles for
 minutes first; the figures were taken with both.
 """
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gpu_models import MODELS
 from machine import commit, driven_engine
 
 HERE = Path(__file__).parent
@@ -39,36 +41,8 @@ CHECKED = {
 }
 
 
-def config(num_layers: int, ranks: int = 1) -> dict[str, Any]:
-    """config.json of the first layers of some TP8/EP8 ranks of DeepSeek-V4-Flash."""
-    from spin_server.tiny_model.config import tiny_config
-
-    ratios = [0, 0] + [4 if i % 2 == 0 else 128 for i in range(num_layers - 2)] + [0]
-    base = tiny_config({"num_hidden_layers": num_layers, "compress_ratios": ratios})
-    return {
-        **base,
-        "vocab_size": 129280,
-        "hidden_size": 4096,
-        "num_attention_heads": 8 * ranks,
-        "q_lora_rank": 1024,
-        "o_groups": ranks,
-        "o_lora_rank": 1024,
-        "index_n_heads": 64,
-        "moe_intermediate_size": 2048,
-        "n_routed_experts": 32 * ranks,
-        "num_hash_layers": 3,
-        "expert_dtype": "fp8",
-        "quantization_config": {
-            "quant_method": "fp8",
-            "fmt": "e4m3",
-            "weight_block_size": [128, 128],
-            "activation_scheme": "dynamic",
-        },
-    }
-
-
 def make_engine(args: argparse.Namespace, folder: Path, settings: Any, tokens: int) -> Any:
-    (folder / "config.json").write_text(json.dumps(config(args.layers, args.tp)))
+    (folder / "config.json").write_text(json.dumps(MODELS[args.model](args.layers, args.tp)))
     sizes = {"grid": sorted(GRID_BATCHES), "time": [args.batch]}.get(
         args.what, [args.batch] if args.padded else list(range(1, args.batch + 1))
     )
@@ -95,6 +69,7 @@ def make_engine(args: argparse.Namespace, folder: Path, settings: Any, tokens: i
         load_format="dummy",
         skip_tokenizer_init=True,
         max_model_len=tokens,
+        kv_cache_dtype=args.kv_cache,
         tensor_parallel_size=args.tp,
         enable_expert_parallel=args.tp > 1,
         max_num_seqs=args.batch,
@@ -367,6 +342,7 @@ def report(args: argparse.Namespace, timed: Timed, clock: str) -> None:
         "torch": torch.__version__,
         "triton": version("triton"),
         "commit": args.commit,
+        "model": args.model,
         "layers": args.layers,
         "batch": args.batch,
         "context": args.tokens,
@@ -415,6 +391,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("check", "compare", "time", "grid"))
     parser.add_argument("files", nargs="*", type=Path, help="of compare: two results of check")
+    parser.add_argument("--model", choices=MODELS, default="v4")
+    parser.add_argument("--kv-cache", default="auto", help="dtype of the attention's cache")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--batch", type=int)
     parser.add_argument("--tokens", type=int, default=519_168)
@@ -443,6 +421,8 @@ def main() -> None:
         sys.exit(compare(*args.files))
     if args.files:
         parser.error("only compare takes files")
+    if args.what == "grid" and args.model != "v4":
+        parser.error("grid's contexts are DeepSeek-V4's")
     defaults = (8, 8, 40) if args.what == "check" else (14, 96, 5)
     for name, value in zip(("layers", "batch", "steps"), defaults, strict=True):
         if getattr(args, name) is None:

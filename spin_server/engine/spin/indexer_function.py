@@ -9,7 +9,7 @@ vllm/models/deepseek_v32/__init__.py gives both models on CUDA.
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -71,16 +71,18 @@ class IndexerFunction:
 
 def install(model: Any) -> None:
     """Put SPIN in front of the function, if the model is one that calls it."""
+    ours = (module for module in model.modules() if isinstance(module, SpinSparseAttnIndexer))
+    put_in_front([indexer for indexer in ours if indexer.spin])
+
+
+def put_in_front(indexers: Iterable[SpinSparseAttnIndexer]) -> None:
+    """Let these layers, if there are any, decide what vLLM's function does for them."""
+    by_cache = {indexer.k_cache.prefix: indexer for indexer in indexers}
     # The model's own import brings it; no other model pays for it.
     module: Any = sys.modules.get(_MODULE)
-    indexers = {
-        m.k_cache.prefix: m
-        for m in model.modules()
-        if isinstance(m, SpinSparseAttnIndexer) and m.spin
-    }
-    if module is None or not indexers:
+    if module is None or not by_cache:
         return
     function = getattr(module, _NAME)
     if isinstance(function, IndexerFunction):
         function = function.function
-    setattr(module, _NAME, IndexerFunction(function, indexers))
+    setattr(module, _NAME, IndexerFunction(function, by_cache))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from test_indexer_cuda import BLOCK, DIM, HEADS, HOPPER, DeepGemm, Layout, table
 from torch import Tensor
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.forward_context import ForwardContext, override_forward_context
 from vllm.model_executor.layers import sparse_attn_indexer
 from vllm.models.deepseek_v32 import attention as v32
@@ -25,7 +26,7 @@ from spin_server.engine.spin import indexer_cuda, indexer_function
 from spin_server.engine.spin.device import DeviceLayers
 from spin_server.engine.spin.layers import SpinLayers
 from spin_server.engine.spin.requests import RequestTracker, StepRows
-from spin_server.engine.spin.settings import SpinSettings
+from spin_server.engine.spin.settings import CONFIG_KEY, SpinSettings
 from spin_server.engine.spin.worker_state import worker_spin
 
 pytestmark = pytest.mark.skipif(
@@ -338,3 +339,33 @@ def test_installing_twice_puts_one_hook_in_place(monkeypatch: pytest.MonkeyPatch
 def test_short_contexts_are_counted_in_slots(asked: int | None, slots: int) -> None:
     settings = SpinSettings(min_context=asked)
     assert indexer_cuda.SpinSparseAttnIndexer.dense_slots(settings, TOP_K, 1) == slots
+
+
+def test_layer_that_vllm_builds_is_ours_and_a_drafts_keeps_no_history(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the attention's constructor does, with vLLM's own layer and a small configuration."""
+    settings = {CONFIG_KEY: SpinSettings(capacity=2).model_dump(mode="json")}
+    config = VllmConfig(additional_config=settings)
+    hf = {"model_type": "glm_moe_dsa", "num_hidden_layers": 3, "index_topk_pattern": "FSF"}
+    hf |= {"index_n_heads": HEADS, "index_topk": TOP_K}
+    config.model_config = SimpleNamespace(
+        hf_config=SimpleNamespace(to_dict=lambda: hf), max_model_len=SLOTS
+    )
+    for name, value in (("layers", None), ("table", None), ("side", None)):
+        monkeypatch.setattr(worker_spin(), name, value)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda *_, **__: None)
+    buffer = torch.empty(ROWS, TOP_K, dtype=torch.int32)
+    built: list[Any] = []
+    with set_current_vllm_config(config):
+        for number in (*SCORING, DRAFT):
+            cache = SimpleNamespace(prefix=f"model.layers.{number}.self_attn.indexer.k_cache")
+            sizes = (128, "ue8m0", TOP_K, DIM, SLOTS, SLOTS)
+            built.append(sparse_attn_indexer.SparseAttnIndexer(cache, *sizes, buffer))
+    assert all(isinstance(layer, indexer_cuda.SpinSparseAttnIndexer) for layer in built)
+    assert [layer.layer_number for layer in built] == [0, 2, 3]
+    layers = worker_spin().layers
+    assert isinstance(layers, DeviceLayers)
+    assert [layer.spin for layer in built] == [layers, layers, None]
+    assert layers.numbers == SCORING
+    assert (layers.compress_ratio, layers.dense_slots) == (1, 32_768)
