@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import torch
 from bound import policy_of, spread_blocks
+from draft_oracle import DraftOracle
 from torch import Tensor
 from vllm.distributed.kv_transfer.kv_connector.v1.decode_bench_connector import (
     DecodeBenchConnectorWorker,
@@ -56,6 +57,7 @@ class _Bench:
     """What the replaced methods share."""
 
     mode = "spin"
+    rows_each = 1  # of a request
     in_order = False  # whether every row's top-K is sorted, so that two runs can be compared
     words: ClassVar[list[str]] = []  # of the mode
     apart: Any = None  # one more second stream
@@ -63,6 +65,7 @@ class _Bench:
     bound_blocks: Tensor | None = None
     bound_lengths: Tensor | None = None
     oracle: SpinLayers | None = None
+    drafts: DraftOracle | None = None
     rows: StepRows | None = None
     scores: Tensor | None = None
     found: ClassVar[Counter[str]] = Counter()
@@ -94,6 +97,9 @@ def _narrow_in_this_mode(
         chosen = score(*inputs)
     elif _Bench.mode == "bound":
         chosen = _score_bound(self, metadata, score, inputs)
+    elif _Bench.mode == "check" and _Bench.drafts is not None:
+        chosen = _narrow(self, score, *inputs)
+        _Bench.drafts.check(self, metadata, q, weights, chosen, _Bench.found)
     elif _Bench.mode == "check":
         chosen = _score_checked(self, metadata, score, inputs)
     else:
@@ -141,10 +147,11 @@ def _score_bound(
     decode, rows = metadata.decode, metadata.num_decode_tokens
     assert self.spin is not None
     if self.layer_number == self.spin.numbers[0]:
-        lengths = _Bench.bound_lengths[:rows]
+        lists = self._num_lists(metadata)
+        lengths = _Bench.bound_lengths[:rows].view(decode.seq_lens[:lists].shape)
         num_sms = num_compute_units(self.topk_indices_buffer.device.index)
         step["bench_bound"] = {
-            "block_table": decode.block_table[:rows].gather(1, _Bench.bound_blocks[:rows]),
+            "block_table": decode.block_table[:lists].gather(1, _Bench.bound_blocks[:lists]),
             "seq_lens": lengths,
             "schedule_metadata": get_paged_mqa_logits_metadata(lengths, PAGE_SLOTS, num_sms),
         }
@@ -212,7 +219,9 @@ class GpuBenchWorker(SpinWorkerExtension):
     def bench_install(self, in_order: bool = False) -> dict[str, Any]:
         """Route every indexer through the benchmark."""
         _Bench.in_order = in_order
-        rows, model = self.model_runner.max_num_reqs, self.model_runner.model
+        model = self.model_runner.model
+        _Bench.rows_each = 1 + self.model_runner.num_speculative_steps
+        rows = self.model_runner.max_num_reqs * _Bench.rows_each
         heads = self.model_config.hf_config.index_n_heads
         for name, module in model.named_modules():
             if isinstance(module, SpinSparseAttnIndexer):  # has a number, unless SPIN is off
@@ -246,6 +255,9 @@ class GpuBenchWorker(SpinWorkerExtension):
             random = torch.Generator(device=self.device).manual_seed(layer)
             shape = {"size": queries.shape, "device": self.device}
             lasting = torch.randn(generator=random, **shape)
+            # A draft's query is near its request's.
+            lasting = lasting[: len(lasting) // _Bench.rows_each]
+            lasting = lasting.repeat_interleave(_Bench.rows_each, 0)
             _Bench.weights[layer].uniform_(0.1, 1, generator=random)
             passing = torch.randn(generator=random.manual_seed(1000 * (step + 1) + layer), **shape)
             queries.copy_(0.8 * lasting + 0.6 * passing)
@@ -290,11 +302,17 @@ class GpuBenchWorker(SpinWorkerExtension):
             compress_ratio=layers.compress_ratio,
             dense_slots=layers.options.top_k,
         )
+        if layers.num_drafts:
+            _Bench.drafts = DraftOracle(layers)
+            _Bench.mode = "check"
+            return
         begin = DeviceLayers.begin
 
-        def noted_begin(self: DeviceLayers, rows: StepRows | None) -> None:
+        def noted_begin(
+            self: DeviceLayers, rows: StepRows | None, positions: Tensor | None = None
+        ) -> None:
             _Bench.rows = rows
-            begin(self, rows)
+            begin(self, rows, positions)
 
         def noted_learn(self: DeviceLayers, layer: int, scores: Tensor, **how: Any) -> None:
             _Bench.scores = scores
@@ -364,7 +382,7 @@ class GpuBenchWorker(SpinWorkerExtension):
         for 16 programs, `w8` for programs of 8 warps, `b32` for tiles of 32 blocks.
         """
         manager, took = self.model_runner.cudagraph_manager, {}
-        rows = self.model_runner.max_num_reqs
+        rows = self.model_runner.max_num_reqs * _Bench.rows_each
         layers = worker_spin().layers
         ratio = layers.compress_ratio if layers is not None else 1
         width = self.model_runner.max_model_len // ratio // PAGE_SLOTS + 1

@@ -29,6 +29,7 @@ from gpu_models import MODELS
 from machine import commit, driven_engine
 
 HERE = Path(__file__).parent
+ACCEPTED = [0.8, 0.6, 0.45, 0.3, 0.2]  # share of steps that accept so many drafts, or more
 GRAPHS = {"full": "FULL_DECODE_ONLY", "piecewise": "PIECEWISE"}
 GRID_BATCHES, GRID_TOKENS = (48, 16, 1), (1_044_480, 131_072, 65_536, 32_768)
 SPARSITIES = {"0.3": "0.05", "0.4": "0.2", "0.5": "0.2", "0.65": "0.05"}
@@ -46,6 +47,14 @@ def make_engine(args: argparse.Namespace, folder: Path, settings: Any, tokens: i
     sizes = {"grid": sorted(GRID_BATCHES), "time": [args.batch]}.get(
         args.what, [args.batch] if args.padded else list(range(1, args.batch + 1))
     )
+    sizes = [(1 + args.mtp) * size for size in sizes]
+    drafts = {
+        "method": "mtp",
+        "num_speculative_tokens": args.mtp,
+        # Random weights accept almost nothing.
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": ACCEPTED[: args.mtp],
+    }
     graphs = (
         {"enforce_eager": True}
         if args.graphs == "none"
@@ -73,7 +82,8 @@ def make_engine(args: argparse.Namespace, folder: Path, settings: Any, tokens: i
         tensor_parallel_size=args.tp,
         enable_expert_parallel=args.tp > 1,
         max_num_seqs=args.batch,
-        max_num_batched_tokens=max(2048, args.batch),
+        max_num_batched_tokens=max(2048, args.batch * (1 + args.mtp)),
+        speculative_config=drafts if args.mtp else None,
         enable_prefix_caching=False,
         gpu_memory_utilization=args.memory,
         kv_cache_memory_bytes=2**30 if args.what == "check" else None,
@@ -96,6 +106,7 @@ def add(engine: Any, name: str, tokens: int, policy: int, max_tokens: int) -> No
         max_tokens=max_tokens,
         ignore_eos=True,
         temperature=0,
+        seed=policy,  # synthetic verdicts draw by it
         detokenize=False,
         extra_args={"spin_policy": policy},
     )
@@ -133,7 +144,7 @@ def check(args: argparse.Namespace) -> None:
             engine.collective_rpc("bench_queries", args=(step,))
             for output in engine.step():
                 tokens[output.request_id] = list(output.outputs[0].token_ids)
-            ranks = {"top-K": engine.collective_rpc("bench_topk", args=(running,))}
+            ranks = {"top-K": engine.collective_rpc("bench_topk", args=(running * (1 + args.mtp),))}
             top.append(ranks["top-K"][0])
             if not args.off:
                 ranks["plans"] = engine.collective_rpc("bench_hash")
@@ -347,7 +358,7 @@ def report(args: argparse.Namespace, timed: Timed, clock: str) -> None:
         "batch": args.batch,
         "context": args.tokens,
         "graphs": args.graphs,
-        "mtp": 0,
+        "mtp": args.mtp,
         "history": args.history,
         "rounds": rounds,
         "clock": f"{clock}, host ahead" if clock == "device" else clock,
@@ -365,7 +376,7 @@ def report(args: argparse.Namespace, timed: Timed, clock: str) -> None:
             "distinct_blocks": timed.distinct.get(name),
             "differing_scores": timed.differing.get(name),
             "step_ms": [p50, p20, p80],
-            "tokens_per_s": args.batch / p50 * 1000,
+            "tokens_per_s": args.batch * (1 + sum(ACCEPTED[: args.mtp])) / p50 * 1000,
         }
         saved = 1 - medians(name) / keep
         row["saved"] = [float(saved[0]), *map(float, np.percentile(saved, [2.5, 97.5]))]
@@ -413,6 +424,7 @@ def main() -> None:
     )
     parser.add_argument("--sparsities", nargs="*", default=list(SPARSITIES), choices=SPARSITIES)
     parser.add_argument("--history", default="float32", help="how it is stored; or bfloat16")
+    parser.add_argument("--mtp", type=int, default=0, help="drafts; synthetic verdicts accept them")
     parser.add_argument("--tp", type=int, default=1, help="GPUs of a check")
     parser.add_argument("--padded", action="store_true", help="capture the largest batch alone")
     parser.add_argument("--out")
