@@ -34,7 +34,10 @@ class DraftedLayers(DeviceLayers):
         super().__init__(layers, *arguments, **keywords)
         num_layers, num_requests, num_blocks = self._plan.blocks.shape
         num_rows = self._plan.lengths.shape[1]
-        self._predicted = torch.zeros(num_layers, num_rows, num_blocks, device=self._device)
+        # vLLM builds its model with bfloat16 as the default.
+        self._predicted = torch.zeros(
+            num_layers, num_rows, num_blocks, dtype=torch.float32, device=self._device
+        )
         self._first_slots = torch.zeros_like(self._plan.counts)
         self._stash = Stash.empty(
             num_layers,

@@ -1,6 +1,7 @@
 """The GPU's layers under speculation choose and remember what the definition does."""
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -39,6 +40,15 @@ POLICIES = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def dtype_of_vllm() -> Iterator[None]:
+    """vLLM builds its model, and so these layers, with another default."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    yield
+    torch.set_default_dtype(before)
+
+
 def table() -> PolicyTable:
     policies = PolicyTable(len(POLICIES), POLICIES[0], DEVICE)
     for index, policy in enumerate(POLICIES[1:], start=1):
@@ -66,7 +76,7 @@ class Definition:
             num_blocks=WIDTH,
             history=options.history,
         )
-        self.pending: tuple[PolicyRows, StepInputs, StepPlan, Tensor] | None = None
+        self.pending: tuple[PolicyRows, StepInputs, StepPlan] | None = None
 
     def plan(self, request: Request, num_rows: int) -> StepPlan | None:
         """The step's plan; None where it is none of SPIN's."""
@@ -85,13 +95,13 @@ class Definition:
             diagonal_positions=queries,
         )
         plan = plan_step(self.options, policies, self.state, inputs, width=WIDTH)
-        self.pending = policies, inputs, plan, torch.empty(0)
+        self.pending = policies, inputs, plan
         return plan
 
     def commit(self, scores: Tensor, accepted: int) -> None:
         """Learn from [layers, rows, slots] once the verdict is known."""
         assert self.pending is not None
-        policies, inputs, plan, _ = self.pending
+        policies, inputs, plan = self.pending
         commit_step(
             self.options,
             policies,
@@ -137,7 +147,7 @@ def run_layers(
             layers.plan(flat, pages, first=index, count=1, beside=True, **asked)
         lengths = layers.lengths(layer, torch.Size(shape)).flatten().tolist()
         found = layers.table(layer, pages)
-        compact = torch.full((len(flat), max(1, *lengths)), 7.0, device=DEVICE)
+        compact = torch.full((len(flat), max(1, *lengths)), 7.0, device=DEVICE, dtype=torch.float32)
         best = torch.full((len(flat), TOP_K), -1, dtype=torch.int32, device=DEVICE)
         blocks: list[list[int]] = []
         row = 0
@@ -251,7 +261,8 @@ def test_drafted_layers_equal_the_definition_through_rejections_joins_and_leaves
                 for name, count in zip(order, counts, strict=True)
             ]
             scores = [
-                torch.randn(len(LAYERS), count, SLOTS, generator=generator) for count in counts
+                torch.randn(len(LAYERS), count, SLOTS, generator=generator, dtype=torch.float32)
+                for count in counts
             ]
             chosen = run_layers(device, num_slots, scores, each=each, table_by_row=by_row)
         for number, (name, count) in enumerate(zip(order, counts, strict=True)):
@@ -299,7 +310,7 @@ def test_the_outcomes_of_a_request_add_up_to_its_blocks() -> None:
         blocks = run_layers(
             device,
             num_slots,
-            [torch.randn(len(LAYERS), 4, SLOTS)],
+            [torch.randn(len(LAYERS), 4, SLOTS, dtype=torch.float32)],
             each=False,
             table_by_row=False,
         )
@@ -332,7 +343,7 @@ def test_a_request_that_starts_anew_learns_nothing_of_the_drafts_before() -> Non
         run_layers(
             device,
             [[position + 1, position + 2]],
-            [torch.ones(len(LAYERS), 2, SLOTS) * 3],
+            [torch.full((len(LAYERS), 2, SLOTS), 3.0, dtype=torch.float32)],
             each=False,
             table_by_row=False,
         )
