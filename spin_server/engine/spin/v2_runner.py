@@ -69,8 +69,9 @@ class SpinModelState(DefaultModelState):  # type: ignore[misc]
                 positions = input_batch.positions[starts]
             layers.begin(tracker.step(_rows(input_batch)) if known else None, positions)
         metadata = super().prepare_attn(input_batch, *arguments, **keywords)
-        if isinstance(layers, DraftedLayers):
-            layers.note_unscored(_num_decodes(metadata))
+        num_decodes = _num_decodes(metadata)
+        if isinstance(layers, DraftedLayers) and num_decodes is not None:
+            layers.note_unscored(num_decodes)
         return metadata
 
     def postprocess_state(
@@ -83,10 +84,16 @@ class SpinModelState(DefaultModelState):  # type: ignore[misc]
             layers.judge(num_sampled)
 
 
-def _num_decodes(attn_metadata: dict[str, Any]) -> int:
-    """Count the requests that vLLM's indexer scores as decode rows."""
-    found = (m for m in attn_metadata.values() if isinstance(m, DeepseekV32IndexerMetadata))
-    return int(next(found).num_decodes)
+def _num_decodes(attn_metadata: dict[str, Any]) -> int | None:
+    """Count the requests that vLLM's indexer scores as decode rows.
+
+    None of the layers has an indexer where vLLM captures the draft model's graphs. Source:
+    vllm/v1/worker/gpu/spec_decode/target_dependent_ar/cudagraph_utils.py (create_forward_fn).
+    """
+    for metadata in attn_metadata.values():
+        if isinstance(metadata, DeepseekV32IndexerMetadata):
+            return int(metadata.num_decodes)
+    return None
 
 
 def _rows(input_batch: Any) -> list[tuple[str, int, int]]:
