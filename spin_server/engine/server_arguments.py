@@ -200,6 +200,11 @@ def check_model(args: argparse.Namespace, settings: SpinSettings) -> int:
     geometry = indexer_geometry(config.model_config.hf_config.to_dict())
     if settings.enabled:
         _refuse_beside_spin(config)
+        if config.speculative_config is not None and geometry.compress_ratio == 1:
+            raise UnsupportedError(
+                "speculative decoding of a model with one slot per token (DeepSeek-V3.2, GLM-5) "
+                "beside SPIN is not supported; --spin-off serves without SPIN"
+            )
     if current_platform.is_cpu():
         require_cpu_kernels(geometry)
     if settings.record is not None:

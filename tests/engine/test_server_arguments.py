@@ -87,6 +87,33 @@ def test_what_a_cpu_engine_cannot_be_asked_for_is_refused_beside_spin() -> None:
 
 
 @pytest.mark.parametrize(
+    ("method", "adaptive", "message"),
+    [
+        ("mtp", False, None),
+        ("ngram", False, "speculative decoding by ngram beside SPIN"),
+        ("mtp", True, "adaptive verification of drafts beside SPIN"),
+    ],
+)
+def test_drafts_of_mtp_alone_are_taken_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, method: str, adaptive: bool, message: str | None
+) -> None:
+    platform = SimpleNamespace(is_cpu=lambda: False)
+    monkeypatch.setattr("vllm.platforms.current_platform", platform)
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(pipeline_parallel_size=1, use_ubatching=False),
+        model_config=SimpleNamespace(enable_sleep_mode=False),
+        speculative_config=SimpleNamespace(method=method, enable_adaptive_verification=adaptive),
+        kv_transfer_config=None,
+        attention_config=SimpleNamespace(hisparse_config=None),
+    )
+    if message is None:
+        server_arguments._refuse_beside_spin(config)
+    else:
+        with pytest.raises(UnsupportedError, match=message):
+            server_arguments._refuse_beside_spin(config)
+
+
+@pytest.mark.parametrize(
     ("arguments", "what"),
     [
         (["--decode-context-parallel-size", "2"], "decode context parallelism"),
