@@ -107,8 +107,10 @@ class DeepGemm:
         indices: Tensor | None = None,
     ) -> Tensor:
         values, scales = q
-        num_rows = len(values)
+        each = values.shape[1]  # rows that share a list of pages
+        num_rows = len(values) * each
         assert not clean_logits
+        assert lengths.shape == values.shape[:2]
         assert block_table.stride(-1) == 1
         assert torch.equal(schedule, lengths)
         if self.layout.indices:
@@ -116,14 +118,15 @@ class DeepGemm:
             assert indices.tolist() == list(range(num_rows))
         # Past a row's length a score is anything at all.
         scores = torch.full((num_rows, max_model_len), 9e9).to(self.layout.scores)
-        for row, length in enumerate(lengths[:, 0].tolist()):
+        for row, length in enumerate(lengths.flatten().tolist()):
+            place = (row // each, row % each)
             if scales is None:
-                query = values[row, 0].double()
+                query = values[place].double()
             else:
-                query = self.layout.decode_fp4(values[row, 0], scales[row, 0])
+                query = self.layout.decode_fp4(values[place], scales[place])
             if not length:
                 continue
-            listed = block_table[row, : -(-length // BLOCK)].long()
+            listed = block_table[place[0], : -(-length // BLOCK)].long()
             keys = self.layout.keys(pages[listed].reshape(len(listed), BLOCK, -1))
             products = (keys[:, None] * query).sum(-1).relu() * weights[row].double()
             found = products.sum(-1)[:length]
