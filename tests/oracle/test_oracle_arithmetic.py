@@ -15,12 +15,10 @@ from brute_force import (
     block_budget,
     decay_towards,
     exploration_count,
-    exploration_draw,
     observe,
-    philox4x32_10,
     pool,
-    splitmix64,
 )
+from random_draws import exploration_draw, philox4x32_10, splitmix64
 from worked_examples import blocks_of, one_row, options, run
 
 INF = math.inf

@@ -69,9 +69,10 @@ class SpinModelState(DefaultModelState):  # type: ignore[misc]
                 positions = input_batch.positions[starts]
             layers.begin(tracker.step(_rows(input_batch)) if known else None, positions)
         metadata = super().prepare_attn(input_batch, *arguments, **keywords)
-        num_decodes = _num_decodes(metadata)
-        if isinstance(layers, DraftedLayers) and num_decodes is not None:
-            layers.note_unscored(num_decodes)
+        if isinstance(layers, DraftedLayers):
+            num_decodes = _num_decodes(metadata)
+            if num_decodes is not None:
+                layers.note_unscored(num_decodes)
         return metadata
 
     def postprocess_state(

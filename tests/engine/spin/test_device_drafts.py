@@ -56,6 +56,19 @@ def table() -> PolicyTable:
     return policies
 
 
+def drafted_layers(options: SpinOptions, drafts: int, **sizes: int) -> DraftedLayers:
+    """Layers on the device; for one request with one slot per token, unless asked otherwise."""
+    given = {
+        "num_states": 1,
+        "num_rows": 1,
+        "max_slots": SLOTS,
+        "compress_ratio": 1,
+        "dense_slots": DENSE,
+        **sizes,
+    }
+    return DraftedLayers(LAYERS, options, table(), device=DEVICE, num_drafts=drafts, **given)
+
+
 @dataclass
 class Request:
     position: int
@@ -208,17 +221,8 @@ def test_drafted_layers_equal_the_definition_through_rejections_joins_and_leaves
         mask_sharing=sharing,
         update_rule=rule,
     )
-    device = DraftedLayers(
-        LAYERS,
-        options,
-        table(),
-        num_states=STATES,
-        num_rows=STATES + 1,
-        max_slots=SLOTS,
-        compress_ratio=ratio,
-        dense_slots=DENSE,
-        device=DEVICE,
-        num_drafts=drafts,
+    device = drafted_layers(
+        options, drafts, num_states=STATES, num_rows=STATES + 1, compress_ratio=ratio
     )
     tracker = RequestTracker(STATES, drafts)
     live: dict[str, Request] = {}
@@ -288,19 +292,7 @@ def test_drafted_layers_equal_the_definition_through_rejections_joins_and_leaves
 
 
 def test_the_outcomes_of_a_request_add_up_to_its_blocks() -> None:
-    options = SpinOptions(block_size=BLOCK, top_k=TOP_K)
-    device = DraftedLayers(
-        LAYERS,
-        options,
-        table(),
-        num_states=1,
-        num_rows=1,
-        max_slots=SLOTS,
-        compress_ratio=1,
-        dense_slots=DENSE,
-        device=DEVICE,
-        num_drafts=3,
-    )
+    device = drafted_layers(SpinOptions(block_size=BLOCK, top_k=TOP_K), 3)
     tracker = RequestTracker(1, 3)
     tracker.admit("r", policy=1, key=5, num_known_tokens=60)
     position, total = 60, 0
@@ -323,18 +315,7 @@ def test_the_outcomes_of_a_request_add_up_to_its_blocks() -> None:
 
 
 def test_a_request_that_starts_anew_learns_nothing_of_the_drafts_before() -> None:
-    device = DraftedLayers(
-        LAYERS,
-        SpinOptions(block_size=BLOCK, top_k=TOP_K),
-        table(),
-        num_states=1,
-        num_rows=1,
-        max_slots=SLOTS,
-        compress_ratio=1,
-        dense_slots=DENSE,
-        device=DEVICE,
-        num_drafts=1,
-    )
+    device = drafted_layers(SpinOptions(block_size=BLOCK, top_k=TOP_K), 1)
     tracker = RequestTracker(1, 1)
 
     def step(name: str, position: int) -> StepRows:
@@ -364,24 +345,9 @@ def test_a_request_that_starts_anew_learns_nothing_of_the_drafts_before() -> Non
 @pytest.mark.parametrize("drafts", [1, 3])
 def test_size_with_drafts_is_known_before_anything_is_made(drafts: int) -> None:
     options = SpinOptions()
-    layers = DraftedLayers(
-        LAYERS,
-        options,
-        table(),
-        num_states=3,
-        num_rows=5,
-        max_slots=1000,
-        compress_ratio=4,
-        dense_slots=options.top_k,
-        device=DEVICE,
-        num_drafts=drafts,
-    )
-    sizes = {
-        "num_states": 3,
-        "num_rows": 5,
-        "max_slots": 1000,
-        "num_policies": table().capacity,
-    }
+    sizes = {"num_states": 3, "num_rows": 5, "max_slots": 1000}
+    layers = drafted_layers(options, drafts, compress_ratio=4, dense_slots=options.top_k, **sizes)
+    sizes["num_policies"] = table().capacity
     taken = device_bytes(len(LAYERS), num_drafts=drafts, **sizes)
     assert layers.num_bytes == taken
     # What is put aside: a score of each slot for each draft of each request and layer, at least.
