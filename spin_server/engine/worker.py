@@ -16,6 +16,7 @@ class SpinWorkerExtension:
     """
 
     rank: int
+    parallel_config: Any
     model_runner: Any
 
     def spin_presence(self) -> dict[str, Any]:
@@ -81,10 +82,19 @@ class SpinWorkerExtension:
         return {"rank": self.rank, "revision": table.revision, "digest": table.digest()}
 
     def spin_snapshot(self) -> dict[str, Any]:
-        """Report this worker's counters: see `WorkerSpin.snapshot`; `rank` names the worker."""
+        """Report this worker's counters, to be compared with the other ranks'.
+
+        Returns:
+            `rank`, what `WorkerSpin.snapshot` gives, and where there are other ranks `choices`: a
+            hash of each layer's in the last step.
+        """
         from spin_server.engine.spin.worker_state import worker_spin
 
-        return {"rank": self.rank, **worker_spin().snapshot()}
+        found = {"rank": self.rank, **worker_spin().snapshot()}
+        layers = worker_spin().layers
+        if layers is not None and self.parallel_config.world_size > 1:
+            found["choices"] = layers.digest(histories=False)["choices"]
+        return found
 
     def spin_digest(self) -> dict[str, Any]:
         """Hash what this worker chose in the last step, and what it remembers.

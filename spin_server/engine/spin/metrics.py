@@ -100,7 +100,7 @@ class SpinCollector(Collector):
             (report["rank"], part)
             for report in others
             for part in _ALIKE
-            if report[part] != first[part]
+            if report.get(part) != first.get(part)
         ]
         if differing and self.ranks_agree:
             rank, part = differing[0]

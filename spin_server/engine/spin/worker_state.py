@@ -78,7 +78,7 @@ class WorkerSpin:
             `layers` {number: {outcome: blocks}}, `policies` {row: {outcome: blocks}} of the rows
             that were ever used, `fallbacks` {reason: rows}, `resets` {reason:
             times}, `slots_in_use`, `slots`, `min_context` (tokens), `traces` {result: files},
-            `overhead` {seconds, calls}, `revision`, `choices` (of the last step, a hash a layer).
+            `overhead` {seconds, calls}, `revision`.
         """
         layers = self.layers
         return {
@@ -104,7 +104,6 @@ class WorkerSpin:
                 "failed": self.recorder.num_failed if self.recorder else 0,
             },
             "revision": self.table.revision if self.table else 0,
-            "choices": layers.digest(histories=False)["choices"] if layers else [],
         }
 
 

@@ -1,10 +1,18 @@
 """Hashes tell what is stored, and where."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from spin_server.algorithm.options import SpinOptions
 from spin_server.engine.spin import digests
 from spin_server.engine.spin.digests import checksums, layer_checksums
+from spin_server.engine.spin.layers import SpinLayers
+from spin_server.engine.spin.policy_table import PolicyTable
+from spin_server.engine.spin.worker_state import worker_spin
+from spin_server.engine.worker import SpinWorkerExtension
+from spin_server.policy.policy import Policy
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.int64])
@@ -47,3 +55,25 @@ def test_layers_hash_covers_every_tensor_in_order() -> None:
     one[0] = 1.0
     changed = layer_checksums(2, one, other)
     assert (changed[0] == found[0], changed[1] == found[1]) == (False, True)
+
+
+def test_choices_are_hashed_for_the_metrics_only_where_another_rank_could_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layers = SpinLayers(
+        (1, 4),
+        SpinOptions(),
+        PolicyTable(1, Policy()),
+        num_states=1,
+        max_slots=64,
+        compress_ratio=4,
+        dense_slots=512,
+    )
+    monkeypatch.setattr(worker_spin(), "layers", layers)
+    worker = SpinWorkerExtension()
+    worker.rank = 1
+    for ranks, choices in ((1, None), (2, [0, 0])):
+        worker.parallel_config = SimpleNamespace(world_size=ranks)
+        found = worker.spin_snapshot()
+        assert found["rank"] == 1
+        assert found.get("choices") == choices
