@@ -22,12 +22,16 @@ from spin_server.engine.model_support import (
     read_whole,
     require_cpu_kernels,
 )
+from spin_server.engine.presence import (
+    PLUGIN_GROUP,
+    active_plugins,
+    allow_plugins,
+    required_plugins,
+)
 from spin_server.engine.ranks import check_ranks
 from spin_server.engine.versions import TORCH_VERSION, installed_vllm
 from spin_server.errors import InputError, SpinError
 
-_GROUP = "vllm.general_plugins"
-_OURS = ("spin", "spin_cpu")
 _PROBE_SECONDS = 120
 _PROBE = "from spin_server.engine.doctor import probe; probe()"
 _GIB = 2**30
@@ -117,12 +121,8 @@ def probe() -> None:
     """Load vLLM's plugins as its processes do, and print what came of it as JSON."""
     from vllm.platforms import current_platform
 
-    from spin_server import environment
-    from spin_server.engine.presence import active_plugins
-
     is_cpu = current_platform.is_cpu()
-    installed = [entry.name for entry in entry_points(group=_GROUP)]
-    environment.allow_plugins(list(_OURS) if is_cpu else ["spin"], installed)
+    allow_plugins(on_cpu=is_cpu)
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()
@@ -170,8 +170,8 @@ def _device(found: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _plugins(found: dict[str, Any]) -> Iterator[Finding]:
-    required = _OURS if found["is_cpu"] else _OURS[:1]
-    times = Counter(entry.name for entry in entry_points(group=_GROUP))
+    required = required_plugins(on_cpu=found["is_cpu"])
+    times = Counter(entry.name for entry in entry_points(group=PLUGIN_GROUP))
     twice = [name for name in required if times[name] > 1]
     missing = sorted(set(required) - set(found["active"]))
     if twice:

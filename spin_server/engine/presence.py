@@ -1,12 +1,33 @@
-"""Which of our plugins are active in this process.
+"""Which of our plugins an engine needs, and which are active in this process.
 
 vLLM logs and skips a plugin that fails to import, and would then serve without it. So each
 plugin marks itself here once it is in place, and the launcher asks every process.
 """
 
 import sys
+from importlib.metadata import entry_points
+
+from spin_server import environment
+
+PLUGIN_GROUP = "vllm.general_plugins"
 
 _active: set[str] = set()
+
+
+def required_plugins(*, on_cpu: bool) -> list[str]:
+    """Name the plugins without which an engine is not ours."""
+    return ["spin", "spin_cpu"] if on_cpu else ["spin"]
+
+
+def allow_plugins(*, on_cpu: bool) -> list[str]:
+    """Make every vLLM process that this one starts load our plugins, beside what is installed.
+
+    Returns:
+        The names of ours.
+    """
+    required = required_plugins(on_cpu=on_cpu)
+    environment.allow_plugins(required, [e.name for e in entry_points(group=PLUGIN_GROUP)])
+    return required
 
 
 def mark_active(plugin: str) -> None:

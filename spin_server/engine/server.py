@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 from prometheus_client.registry import Collector
@@ -41,7 +40,6 @@ from spin_server.profiles.profile import Profile
 
 logger = logging.getLogger(__name__)
 
-_PLUGIN_GROUP = "vllm.general_plugins"
 _PAGE_SLOTS = SpinOptions().block_size
 # A snapshot waits for the step that is running, so it must stay rare.
 _METRICS_PERIOD_SECONDS = 5.0
@@ -98,9 +96,7 @@ def serve(
     if on_cpu:
         preflight.check_cpu()
         environment.prepare_cpu_engine()
-    required = ["spin", "spin_cpu"] if on_cpu else ["spin"]
-    installed = [entry.name for entry in entry_points(group=_PLUGIN_GROUP)]
-    environment.allow_plugins(required, installed)
+    required = presence.allow_plugins(on_cpu=on_cpu)
 
     from vllm.plugins import load_general_plugins
 

@@ -4,10 +4,10 @@ A server's batches depend on when requests arrive; here whoever calls decides. P
 for good, so this belongs in a process of its own.
 """
 
-from importlib.metadata import entry_points
 from typing import Any
 
 from spin_server import environment
+from spin_server.engine import presence
 from spin_server.engine.spin.settings import CONFIG_KEY, SpinSettings
 
 WORKER_EXTENSION = "spin_server.engine.worker.SpinWorkerExtension"
@@ -40,9 +40,7 @@ def stepped_engine(
     on_cpu = current_platform.is_cpu()
     if on_cpu:
         environment.prepare_cpu_engine(ranks)
-    required = ["spin", "spin_cpu"] if on_cpu else ["spin"]
-    installed = [entry.name for entry in entry_points(group="vllm.general_plugins")]
-    environment.allow_plugins(required, installed)
+    presence.allow_plugins(on_cpu=on_cpu)
     from vllm import EngineArgs, LLMEngine
 
     if on_cpu:
