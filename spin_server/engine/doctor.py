@@ -14,6 +14,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from spin_server import environment
 from spin_server.engine import preflight
 from spin_server.engine.model_support import (
     IndexerGeometry,
@@ -29,6 +30,8 @@ from spin_server.engine.presence import (
     required_plugins,
 )
 from spin_server.engine.ranks import check_ranks
+from spin_server.engine.server_arguments import refuse_on_gpu
+from spin_server.engine.spin.settings import DEFAULT_CAPACITY, SpinSettings
 from spin_server.engine.versions import TORCH_VERSION, installed_vllm
 from spin_server.errors import InputError, SpinError
 
@@ -159,7 +162,7 @@ def _last_line(error: Exception) -> str:
 
 def _device(found: dict[str, Any]) -> Iterator[Finding]:
     if not found["is_cpu"]:
-        yield _checked("device", preflight.check_gpu)
+        yield _checked("device", _gpu)
         return
 
     def check() -> str:
@@ -167,6 +170,13 @@ def _device(found: dict[str, Any]) -> Iterator[Finding]:
         return "CPU with AVX-512 BF16, and libnuma"
 
     yield _checked("device", check)
+
+
+def _gpu() -> str:
+    environment.prepare_engine()
+    found = preflight.check_gpu()
+    refuse_on_gpu(SpinSettings())
+    return found
 
 
 def _plugins(found: dict[str, Any]) -> Iterator[Finding]:
@@ -232,14 +242,15 @@ def _memory(
         spin_bytes = history_bytes(num_layers, **sizes)
     else:
         from spin_server.engine.spin.device import device_bytes
-        from spin_server.engine.spin.settings import DEFAULT_CAPACITY
 
         spin_bytes = device_bytes(
             num_layers, num_rows=requests, num_policies=DEFAULT_CAPACITY, **sizes
         )
     taken = f"SPIN takes {spin_bytes / _GIB:.2f} GiB for {requests} requests of {tokens:,} tokens"
     if not on_cpu:
-        return f"{taken}; {preflight.check_gpu_memory(spin_bytes, 0, _GPU_SHARE)}"
+        # How many share the weights is not known here: at best, all GPUs of the machine do.
+        weights = preflight.weight_bytes(model) // max(1, preflight.num_gpus())
+        return f"{taken}; {preflight.check_gpu_memory(spin_bytes, weights, _GPU_SHARE)}"
     return f"{taken}; {preflight.check_memory(model, None, spin_bytes)}"
 
 
@@ -262,6 +273,7 @@ def _running(url: str) -> Iterator[Finding]:
             if sample.name == "spin_plugin_active":
                 processes.setdefault(sample.labels["process"], []).append(sample.labels["plugin"])
         agree = [bool(s.value) for s in samples if s.name == "spin_ranks_agree"]
+        limits = [int(s.value) for s in samples if s.name == "spin_min_context_tokens"]
         outcomes: Counter[str] = Counter()
         for sample in samples:
             if sample.name == "spin_kv_blocks_total":
@@ -281,5 +293,6 @@ def _running(url: str) -> Iterator[Finding]:
         text = "every rank chooses alike" if all(agree) else apart
         yield Finding("server: ranks", all(agree), text)
     sparse = sum(outcomes.values()) - outcomes["dense"]
-    shown = f"{outcomes['skipped'] / sparse:.1%}" if sparse else "no sparse step yet"
+    dense = f" (contexts of up to {limits[0]:,} tokens are scored densely)" if limits else ""
+    shown = f"{outcomes['skipped'] / sparse:.1%}" if sparse else f"no sparse step yet{dense}"
     yield Finding("server: realized sparsity", True, shown)

@@ -135,18 +135,20 @@ def check_gpu() -> str:
     return f"{name}: {_RAN[capability.major]}"
 
 
+def num_gpus() -> int:
+    """Count the GPUs that this process sees."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
 def check_ranks_fit(num_ranks: int, *, on_cpu: bool) -> None:
     """Refuse more ranks than there are devices, or cores where the device is a CPU.
 
     Raises:
         StartupError: there are fewer.
     """
-    if on_cpu:
-        devices, name = environment.num_cores(), "cores"
-    else:
-        import torch
-
-        devices, name = torch.cuda.device_count(), "GPUs"
+    devices, name = (environment.num_cores(), "cores") if on_cpu else (num_gpus(), "GPUs")
     if devices < num_ranks:
         raise StartupError(
             f"--ranks {num_ranks}: expected as many {name} on this machine, got {devices}"

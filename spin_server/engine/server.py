@@ -141,11 +141,13 @@ class Verified:
         plugins: active plugins by process, the front end included.
         spin_bytes: what SPIN's histories take in each worker.
         min_context: tokens; contexts of no more are scored densely.
+        max_context: tokens; --max-model-len.
     """
 
     plugins: dict[str, list[str]]
     spin_bytes: int
     min_context: int
+    max_context: int
 
 
 async def _verify(engine_client: Any, required: Sequence[str], settings: SpinSettings) -> Verified:
@@ -189,6 +191,7 @@ async def _verify(engine_client: Any, required: Sequence[str], settings: SpinSet
         plugins,
         max(report["spin_bytes"] for report in reports),
         max(report["spin_min_context"] for report in reports),
+        engine_client.model_config.max_model_len,
     )
 
 
@@ -312,6 +315,25 @@ async def _serve(
     return not died
 
 
+def spin_in_words(settings: SpinSettings, verified: Verified) -> str:
+    """Say what SPIN does in this engine; a warning where no context is long enough for it."""
+    if not settings.enabled:
+        return "SPIN is off"
+    if verified.min_context >= verified.max_context:
+        return (
+            f"WARNING: SPIN SKIPS NOTHING: contexts of up to {verified.min_context:,} tokens are "
+            f"scored densely, and none is longer than --max-model-len {verified.max_context:,}; "
+            "lower --spin-min-context, or serve with --spin-off and save its memory"
+        )
+    policy = settings.default
+    return (
+        f"SPIN skips {float(policy.sparsity):.0%} of the blocks and explores with "
+        f"{float(policy.exploration):.0%} of the rest, in contexts of over "
+        f"{verified.min_context:,} tokens; its histories take "
+        f"{verified.spin_bytes / 2**30:.2f} GiB in each worker"
+    )
+
+
 async def _announce(
     args: argparse.Namespace,
     url: str,
@@ -333,15 +355,7 @@ async def _announce(
     curl = (
         f"curl -N {url}/v1/completions -H 'content-type: application/json' -d {shlex.quote(body)}"
     )
-    policy = settings.default
-    spin = (
-        f"SPIN skips {float(policy.sparsity):.0%} of the blocks and explores with "
-        f"{float(policy.exploration):.0%} of the rest, in contexts of over "
-        f"{verified.min_context:,} tokens; its histories take "
-        f"{verified.spin_bytes / 2**30:.2f} GiB in each worker"
-        if settings.enabled
-        else "SPIN is off"
-    )
+    spin = spin_in_words(settings, verified)
     print(
         f"\nspin-server: ready at {url} after {time.monotonic() - started:.0f} s; "
         f"plugins checked in {len(verified.plugins)} processes (launcher: {os.getpid()})\n"

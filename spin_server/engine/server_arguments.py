@@ -127,6 +127,10 @@ def refuse_on_gpu(settings: SpinSettings) -> None:
         v2_is_off = vllm.envs.VLLM_USE_V2_MODEL_RUNNER is False
     except ValueError as error:
         raise InputError("VLLM_USE_V2_MODEL_RUNNER", "0 or 1", error) from None
+    try:
+        forks = vllm.envs.VLLM_WORKER_MULTIPROC_METHOD == "fork"
+    except ValueError as error:
+        raise InputError("VLLM_WORKER_MULTIPROC_METHOD", "spawn, or nothing", error) from None
     if settings.record is not None:
         raise UnsupportedError(
             "--spin-record on a GPU is not supported: traces are recorded on a CPU engine"
@@ -136,7 +140,7 @@ def refuse_on_gpu(settings: SpinSettings) -> None:
             "VLLM_USE_V2_MODEL_RUNNER=0 beside SPIN on a GPU is not supported: SPIN follows "
             "requests through the V2 runner; unset it, or serve with --spin-off"
         )
-    if vllm.envs.VLLM_WORKER_MULTIPROC_METHOD == "fork":
+    if forks:
         # vLLM 0.32.0 reads VLLM_USE_BREAKABLE_CUDAGRAPH where its model is imported, and sets it
         # later: a graph in pieces of a process that was forked holds the attention of its capture.
         raise UnsupportedError(

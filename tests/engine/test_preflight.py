@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from spin_server.engine import preflight, server, server_arguments, versions
+from spin_server.engine import doctor, preflight, server, server_arguments, versions
+from spin_server.engine.model_support import IndexerGeometry
 from spin_server.engine.spin.settings import RecordSettings, SpinSettings
 from spin_server.errors import InputError, StartupError, UnsupportedError
 
@@ -185,6 +186,8 @@ def test_histories_that_fill_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) 
         (SpinSettings(), {"VLLM_USE_V2_MODEL_RUNNER": "abc"}, "V2_MODEL_RUNNER: expected 0 or 1"),
         (SpinSettings(), {"VLLM_USE_V2_MODEL_RUNNER": "0"}, "V2_MODEL_RUNNER=0 beside SPIN"),
         (SpinSettings(), {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}, "METHOD=fork on a GPU"),
+        (SpinSettings(), {"VLLM_WORKER_MULTIPROC_METHOD": "FORK"}, "METHOD: expected spawn"),
+        (SpinSettings(), {"VLLM_WORKER_MULTIPROC_METHOD": ""}, "METHOD: expected spawn"),
     ],
 )
 def test_what_a_gpu_engine_cannot_do_is_refused(
@@ -198,6 +201,38 @@ def test_what_a_gpu_engine_cannot_do_is_refused(
         monkeypatch.setenv(name, value)
     with pytest.raises((UnsupportedError, InputError), match=message):
         server_arguments.refuse_on_gpu(settings)
+
+
+def test_doctor_counts_the_weights_beside_the_histories(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("vllm.platforms.current_platform", gpu(9, 0, memory=100 * 2**30))
+    geometry = IndexerGeometry(tuple(range(21)), 4, 64, 512)
+
+    def examine(gpus: int) -> str:
+        monkeypatch.setattr(preflight, "num_gpus", lambda: gpus)
+        return doctor._memory(str(tmp_path), geometry, 524_288, 96, on_cpu=False)
+
+    monkeypatch.setattr(preflight, "weight_bytes", lambda _: 200 * 2**30)
+    with pytest.raises(StartupError, match=r"got 2\.\d \+ 200\.0 GiB"):
+        examine(1)
+    assert "of the 92.0 that vLLM may use" in examine(8)
+
+
+@pytest.mark.parametrize(
+    ("enabled", "longest", "text"),
+    [
+        (True, 540_672, "SPIN skips 30% of the blocks and explores with 5%"),
+        (True, 131_072, "WARNING: SPIN SKIPS NOTHING: contexts of up to 131,072 tokens"),
+        (True, 8192, "none is longer than --max-model-len 8,192; lower --spin-min-context"),
+        (False, 8192, "SPIN is off"),
+    ],
+)
+def test_engine_whose_contexts_are_all_too_short_for_spin_says_so(
+    enabled: bool, longest: int, text: str
+) -> None:
+    verified = server.Verified({}, 2**30, min_context=131_072, max_context=longest)
+    assert text in server.spin_in_words(SpinSettings(enabled=enabled), verified)
 
 
 def test_server_is_not_refused_on_a_gpu_where_nothing_is_set(

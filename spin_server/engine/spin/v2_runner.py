@@ -5,6 +5,7 @@ or replayed. Source: vllm/v1/worker/gpu/model_states (interface.py, default.py) 
 vllm/v1/worker/gpu/model_runner.py (add_requests, _remove_request, execute_model).
 """
 
+import logging
 from typing import Any
 
 from vllm.v1.attention.backends.mla.indexer import DeepseekV32IndexerMetadata
@@ -16,6 +17,8 @@ from spin_server.engine.spin.device import DeviceLayers
 from spin_server.engine.spin.device_drafts import DraftedLayers
 from spin_server.engine.spin.settings import request_identity
 from spin_server.engine.spin.worker_state import worker_spin
+
+logger = logging.getLogger(__name__)
 
 # Requests that vLLM runs before it serves (vllm/v1/worker/gpu/warmup.py and
 # vllm/model_executor/warmup/flashinfer_sparse_mla_warmup.py).
@@ -62,12 +65,14 @@ class SpinModelState(DefaultModelState):  # type: ignore[misc]
         layers = worker_spin().layers
         if isinstance(layers, DeviceLayers):
             tracker = worker_spin().requests()
-            known = all(tracker.knows(request) for request in input_batch.req_ids)
+            unknown = [r for r in input_batch.req_ids if not tracker.knows(r)]
+            if any(not r.startswith(_WARM_UPS) for r in unknown):
+                logger.error("SPIN does not know %s, and is off for this step", unknown)
             positions = None
             if layers.num_drafts:  # the host does not know yet what was rejected
                 starts = input_batch.query_start_loc[: input_batch.num_reqs]
                 positions = input_batch.positions[starts]
-            layers.begin(tracker.step(_rows(input_batch)) if known else None, positions)
+            layers.begin(None if unknown else tracker.step(_rows(input_batch)), positions)
         metadata = super().prepare_attn(input_batch, *arguments, **keywords)
         if isinstance(layers, DraftedLayers):
             num_decodes = _num_decodes(metadata)
