@@ -242,9 +242,13 @@ def install(model: Any) -> None:
     modules = dict(model.named_modules())
     found = {name: m for name, m in modules.items() if isinstance(m, SpinSparseAttnIndexer)}
     names = sorted((n for n, m in found.items() if m.spin), key=lambda n: found[n].layer_number)
-    if not names:  # SPIN is off
-        return
     indexers = [found[name] for name in names]
+    spin = worker_spin().layers
+    wanted = () if spin is None else spin.numbers  # none: SPIN is off
+    if (attached := tuple(indexer.layer_number for indexer in indexers)) != wanted:
+        raise RuntimeError(f"expected SPIN in front of layers {wanted}, got {attached}")
+    if not indexers:
+        return
 
     def begin(*_: Any) -> None:
         with worker_spin().beside.branch():

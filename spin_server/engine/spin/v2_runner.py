@@ -5,24 +5,18 @@ or replayed. Source: vllm/v1/worker/gpu/model_states (interface.py, default.py) 
 vllm/v1/worker/gpu/model_runner.py (add_requests, _remove_request, execute_model).
 """
 
-import logging
 from typing import Any
 
 from vllm.v1.attention.backends.mla.indexer import DeepseekV32IndexerMetadata
 from vllm.v1.worker.gpu import model_states
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+from vllm.v1.worker.gpu_worker import Worker
 
 from spin_server.engine.spin import indexer_cuda, indexer_function
 from spin_server.engine.spin.device import DeviceLayers
 from spin_server.engine.spin.device_drafts import DraftedLayers
 from spin_server.engine.spin.settings import request_identity
 from spin_server.engine.spin.worker_state import worker_spin
-
-logger = logging.getLogger(__name__)
-
-# Requests that vLLM runs before it serves (vllm/v1/worker/gpu/warmup.py and
-# vllm/model_executor/warmup/flashinfer_sparse_mla_warmup.py).
-_WARM_UPS = ("_warmup_", "_v2_mixed_warmup_", "_sparse_mla_v2_warmup_")
 
 
 class SpinModelState(DefaultModelState):  # type: ignore[misc]
@@ -42,7 +36,7 @@ class SpinModelState(DefaultModelState):  # type: ignore[misc]
         super().add_request(req_index, new_req_data)
         if worker_spin().layers is None:  # SPIN is off
             return
-        if new_req_data.req_id.startswith(_WARM_UPS):
+        if worker_spin().warming:
             return  # unknown to the tracker, its steps are nobody's, and nothing counts them
         policy, key = request_identity(new_req_data.req_id, new_req_data.sampling_params)
         known = new_req_data.prefill_token_ids or new_req_data.prompt_token_ids or ()
@@ -65,14 +59,13 @@ class SpinModelState(DefaultModelState):  # type: ignore[misc]
         layers = worker_spin().layers
         if isinstance(layers, DeviceLayers):
             tracker = worker_spin().requests()
-            unknown = [r for r in input_batch.req_ids if not tracker.knows(r)]
-            if any(not r.startswith(_WARM_UPS) for r in unknown):
-                logger.error("SPIN does not know %s, and is off for this step", unknown)
+            # Nobody's: vLLM's dummy batches and those of its warm-up, and none of another kind.
+            known = all(tracker.knows(request) for request in input_batch.req_ids)
             positions = None
             if layers.num_drafts:  # the host does not know yet what was rejected
                 starts = input_batch.query_start_loc[: input_batch.num_reqs]
                 positions = input_batch.positions[starts]
-            layers.begin(None if unknown else tracker.step(_rows(input_batch)), positions)
+            layers.begin(tracker.step(_rows(input_batch)) if known else None, positions)
         metadata = super().prepare_attn(input_batch, *arguments, **keywords)
         if isinstance(layers, DraftedLayers):
             num_decodes = _num_decodes(metadata)
@@ -115,7 +108,21 @@ def _rows(input_batch: Any) -> list[tuple[str, int, int]]:
 
 
 def install() -> None:
-    """Give models without a state of their own ours, once per process."""
+    """Give models without a state of their own ours, once per process, and mark the warm-up.
+
+    The requests of vLLM's warm-up are told by when they come: a client may give its request any id.
+    Source: vllm/v1/worker/gpu_worker.py (compile_or_warm_up_model).
+    """
+    warm_up = Worker.compile_or_warm_up_model
+
+    def compile_or_warm_up_model(self: Any) -> Any:
+        worker_spin().warming = True
+        try:
+            return warm_up(self)
+        finally:
+            worker_spin().warming = False
+
+    Worker.compile_or_warm_up_model = compile_or_warm_up_model
     resolve = model_states.resolve_model_state_cls
 
     def resolve_model_state_cls(*arguments: Any, **keywords: Any) -> Any:

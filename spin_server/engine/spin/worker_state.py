@@ -33,6 +33,7 @@ class WorkerSpin:
         layers: the histories, once the first layer is built.
         side: a GPU's second stream, beside the layers.
         follows: whether the model runner tells us of its requests and steps.
+        warming: whether vLLM warms a GPU up, with requests of its own.
         overhead_seconds, overhead_calls: time of SPIN's own work in the layers, and their calls.
     """
 
@@ -42,6 +43,7 @@ class WorkerSpin:
     layers: "AnyLayers | None" = None
     side: "SideStream | None" = None
     follows: bool = False
+    warming: bool = False
     overhead_seconds: float = 0.0
     overhead_calls: int = 0
 
